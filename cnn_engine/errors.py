@@ -18,7 +18,7 @@ class CnnEngineError(Exception):
 
 
 class InputError(CnnEngineError, ValueError):
-    """What the caller gave is at fault: an argument, a file, an array.
+    """An argument, a file or an array of the caller is at fault.
 
     The message is one line that names the argument or file, what was expected and what was found.
     Command lines print it as ``error: <message>`` and exit with 2.
@@ -26,7 +26,7 @@ class InputError(CnnEngineError, ValueError):
 
 
 class UnsupportedError(InputError):
-    """The device, data type or network lacks what was asked for; nothing is substituted for it."""
+    """The device, data type or network lacks a requested feature; nothing is substituted."""
 
 
 class DeviceError(CnnEngineError, RuntimeError):

@@ -74,7 +74,7 @@ def addresses(data: np.ndarray | Samples) -> int | tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Rest:
-    """Images of a data set beyond those that are held in memory.
+    """Images of a data set beyond those in memory.
 
     Attributes:
         count: how many.

@@ -35,7 +35,7 @@ MOST_ITERATIONS = 2000
 
 @dataclass
 class Settings:
-    """How many passes before those that count, and in seconds how long, and how often to sample."""
+    """Settings of a measurement: warm-up passes, duration in seconds, sampling period."""
 
     warmup: int = 1
     settle_s: float = 1.0
@@ -46,7 +46,7 @@ class Settings:
 
 @dataclass
 class Meters:
-    """What can be read beside the passes on this machine, and why not the rest."""
+    """Meters that this machine has, and why others are missing."""
 
     gpu: GpuMeters | None = None
     counters: SmCounters | None = None
@@ -104,7 +104,7 @@ class Passes:
         fewest: int = FEWEST_PASSES,
         most: int | None = None,
     ) -> None:
-        """Runs passes for ``duration_s``; Ctrl-C ends early and keeps those that are complete."""
+        """Runs passes for ``duration_s``; Ctrl-C ends early and keeps complete ones."""
         try:
             begin = perf_counter()
             while True:
@@ -123,7 +123,7 @@ class Passes:
 
 
 def time_point(point: Point, load: Load, meters: Meters, settings: Settings) -> list[IterationRow]:
-    """Times passes of ``load`` with the meters read beside them, and fills ``point``.
+    """Times passes of ``load`` while meters are sampled, and fills ``point``.
 
     Returns:
         The rows of the iteration report.
@@ -253,7 +253,7 @@ def _thinned(passes: Passes) -> list[tuple[int, float, float]]:
 def profile_point(
     point: Point, load: Load, settings: Settings, on_gpu: bool
 ) -> tuple[list[KernelRow], list[IterationRow]]:
-    """Finds out what fills a pass of ``load``, and adds it to ``point``, which is timed already.
+    """Profiles passes of ``load``, and adds kernels and copies to ``point``, whose times are known.
 
     On a GPU from activity records; where these cannot be had, from events. On a CPU from the host's clock.
 

@@ -96,7 +96,7 @@ class Sampler:
 
 
 class GpuMeters:
-    """What NVML says of one GPU, as fractions, bytes, W, MHz and degrees Celsius."""
+    """NVML's readings of one GPU, as fractions, bytes, W, MHz and degrees Celsius."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu

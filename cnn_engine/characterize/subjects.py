@@ -40,7 +40,7 @@ class CallTimes:
 
 @dataclass
 class InsideTimes:
-    """What :meth:`Load.time_inside` found.
+    """Result of :meth:`Load.time_inside`.
 
     Attributes:
         source: ``events`` (device time between events) or ``host`` (the host's clock).
@@ -131,7 +131,7 @@ class EngineSubject:
 
     @contextmanager
     def load(self, batch: int) -> Iterator[Load]:
-        """Makes an engine of its own for ``batch``, so that memory is this batch's alone."""
+        """Makes an engine of its own for ``batch``, so that memory is of this batch only."""
         engine = Engine(self.workload, **self.options)
         device = engine.device
         try:
@@ -141,7 +141,7 @@ class EngineSubject:
             _collect(device)
 
     def close(self) -> None:
-        """Nothing is kept between two batch sizes."""
+        """Does nothing: each batch size has an engine of its own."""
 
 
 class _EnginePasses:
@@ -290,7 +290,7 @@ class TorchSubject:
 
     @contextmanager
     def load(self, batch: int) -> Iterator[Load]:
-        """Puts ``batch`` random images on the device; the model is kept from one batch to the next."""
+        """Puts ``batch`` random images on the device; the model serves all batch sizes."""
         torch = self.torch
         cuda = self._where.type == "cuda"
         if self._threads is not None:

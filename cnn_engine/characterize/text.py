@@ -123,7 +123,7 @@ def _where(points: list[Point]) -> str:
 
 
 def line(point: Point) -> str:
-    """Returns what is known of ``point`` when its passes are timed, on one line."""
+    """Returns a point's figures as one line, once its passes are timed."""
     head = f"{units.printable(point.subject)}, batch {point.batch}: "
     if point.latency_p50_s is None:
         return f"{head}{point.status}: {units.printable(point.note)}"

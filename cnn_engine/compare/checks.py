@@ -22,7 +22,7 @@ LONGEST_S = 1e9
 
 
 def check_comparable(name: str, result: Result) -> None:
-    """Checks what a comparison relies on.
+    """Checks that a result has everything that a comparison needs.
 
     Raises:
         InputError: the check against the reference failed, so that nothing was timed; or a number is out
@@ -92,7 +92,7 @@ def _numbers(result: Result) -> Iterator[tuple[str, float]]:
 
 
 def check_repeat(names: tuple[str, str], baseline: Result, repeat: Result) -> None:
-    """Checks that ``repeat`` is another run of what ``baseline`` is.
+    """Checks that ``repeat`` is another run of the same as ``baseline``.
 
     Raises:
         InputError: it is not.

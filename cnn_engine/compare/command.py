@@ -413,7 +413,7 @@ def _cells(row: Row, compared: Comparison) -> list[str]:
 
 
 def to_json(found: Sequence[Comparison]) -> str:
-    """Returns the comparisons as a JSON document; what is not known is null."""
+    """Returns the comparisons as a JSON document; unknown values are null."""
     document = {
         "schema": SCHEMA,
         "kind": "comparison",

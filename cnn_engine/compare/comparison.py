@@ -45,7 +45,7 @@ MEDIAN = (PASS, f"p{PERCENTILES[0]}")
 
 @dataclass
 class Comparison:
-    """What :func:`compare` found.
+    """Result of :func:`compare`.
 
     Attributes:
         baseline, other: the names of the results, such as their paths.
@@ -75,7 +75,7 @@ class Comparison:
 
     @property
     def whole(self) -> Row | None:
-        """The median pass: what the comparison as a whole is judged by; None where there is none."""
+        """The median pass, which decides the comparison as a whole; None where there is none."""
         return next((row for row in self.rows if (row.section, row.name) == MEDIAN), None)
 
     @property

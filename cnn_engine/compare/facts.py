@@ -18,7 +18,7 @@ MOST = 2**63 - 1
 
 
 def differences(baseline: Result, other: Result) -> Iterator[tuple[str, str, str]]:
-    """Yields what differs of all that both files tell on what was run and where."""
+    """Yields the facts that differ between two results."""
     ours, theirs = facts(baseline), facts(other)
     for what in [*ours, *(key for key in theirs if key not in ours)]:
         if what not in ours or what not in theirs:
@@ -32,7 +32,7 @@ def differences(baseline: Result, other: Result) -> Iterator[tuple[str, str, str
 
 
 def facts(result: Result) -> dict[str, Any]:
-    """Returns what describes ``result``, in the order in which it matters."""
+    """Returns the facts that describe ``result``, the most important first."""
     found = {key: getattr(result, key) for key in ("network", "weights")}
     found |= {f"data set {key}": result.dataset[key] for key in ("name", "source", "images")}
     for key in ("device", "device_name", "variant", "reduction", "dtype", "data_mode", "batch",

@@ -78,7 +78,7 @@ def _divisor(result: Result, per: str) -> int:
 
 
 def key_of(step: LayerTime | CopyTime) -> str:
-    """Returns what a layer or a copy is called."""
+    """Returns the name of a layer or a copy."""
     return step.name if isinstance(step, LayerTime) else f"{step.what} {step.direction}"
 
 

@@ -62,7 +62,7 @@ class Row:
 
     @property
     def title(self) -> str:
-        """What it is called in a message: ``pass p50``, ``conv1``."""
+        """The row's name in a message: ``pass p50``, ``conv1``."""
         return f"{self.section} {self.name}" if self.section == PASS else self.name
 
     def exceeds(self, limit: float) -> bool:
@@ -135,7 +135,7 @@ def judge_row(row: Row, threshold: float) -> None:
 def judge_family(
     rows: Sequence[tuple[Row, Prediction | None]], threshold: float, runs: int
 ) -> None:
-    """Fills in the verdicts on layers, copies and their sum, of which all are right with 95 % confidence.
+    """Fills in the verdicts on layers, copies and their sum: all are right together with 95 % confidence.
 
     By S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics
     6, 1979: of m rows the clearest needs a confidence of 1 - 5 % / m, the next one 1 - 5 % / (m - 1), and so

@@ -118,7 +118,7 @@ def current_stream(other: View) -> int:
 
 
 def stream_of(other: View) -> tuple[int, Any]:
-    """Returns the handle of that stream, and what keeps it; None where nothing is known to."""
+    """Returns the handle of an array's stream and its owner; None where no stream is known."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(other.array, torch.Tensor):
         stream = torch.cuda.current_stream(other.device)
@@ -131,12 +131,12 @@ def stream_of(other: View) -> tuple[int, Any]:
 
 
 def stream_owner(stream: int) -> int:
-    """Returns what tells streams with one handle apart: the thread, for CUDA's per-thread default stream."""
+    """Returns the key of streams that share a handle: the thread, for CUDA's per-thread default stream."""
     return threading.get_ident() if stream == PER_THREAD_STREAM else 0
 
 
 def glance(images: Any, out: Any) -> tuple[tuple, int, int | None] | None:
-    """Returns what a call with two arrays on a device depends on, and the arrays' addresses.
+    """Returns the key of a call with two device arrays, and their addresses.
 
     At a fraction of the cost of :func:`view`, which a call with an equal key has passed before. ``out`` may
     be None, and its address is then too. None for arrays that are not CuPy's, or PyTorch's without gradients,

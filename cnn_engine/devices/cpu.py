@@ -40,7 +40,7 @@ def _map(nbytes: int) -> np.ndarray:
 
 
 def release_free_memory() -> None:
-    """Gives the system what was freed and the C library keeps: megabytes, once weights are packed."""
+    """Returns free memory of the C library to the system: megabytes, once weights are packed."""
     with suppress(AttributeError, OSError, TypeError):  # other libraries
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -83,7 +83,7 @@ class CpuDevice:
 
     @property
     def target(self) -> Target:
-        """What the processor can do, for what decides by it."""
+        """The processor's capabilities, by which kernels are chosen."""
         return _target(_cpu.selected_instruction_set())
 
     @property

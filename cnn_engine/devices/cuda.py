@@ -58,7 +58,7 @@ class CudaDevice:
             del self.stream
 
     def lane(self) -> CudaDevice:
-        """Returns the same device with another stream, whose work may overlap this one's."""
+        """Returns the same device with another stream, whose work may overlap with this one's."""
         other = copy.copy(self)
         with self.context:
             other.stream = self._cupy.cuda.Stream(non_blocking=True)
@@ -90,7 +90,7 @@ class CudaDevice:
 
     @property
     def target(self) -> Target:
-        """What the GPU can do, for what decides by it."""
+        """The GPU's capabilities, by which kernels are chosen."""
         return cuda_module.target(self.index)
 
     @property
@@ -99,7 +99,7 @@ class CudaDevice:
         return self.context.pci_bus_id
 
     def free_memory(self) -> int:
-        """Bytes that can be allocated, those that CuPy's pool holds included."""
+        """Bytes that can be allocated, including free bytes of CuPy's pool."""
         with self.context:
             free, _ = self._runtime.memGetInfo()
             return free + self._cupy.get_default_memory_pool().free_bytes()
@@ -145,7 +145,7 @@ class CudaDevice:
         return address != 0 and self.kernels.pointer_device(address) >= 0
 
     def file_reader(self, threads: int) -> Any:
-        """Returns what reads files into the device's memory, by at most so many threads of its own."""
+        """Returns a reader of files into device memory, with at most so many threads of its own."""
         return self.kernels.FileReader(self.index, min(threads, READERS), READ_PIECE)
 
     def upload(self, array: np.ndarray) -> Buffer:
@@ -180,11 +180,11 @@ class CudaDevice:
         return self._alone or self._runtime.getDevice() == self.index
 
     def is_capturing(self, stream: int) -> bool:
-        """Whether what is queued on ``stream`` becomes part of a CUDA graph."""
+        """Whether work queued on ``stream`` becomes part of a CUDA graph."""
         return bool(self._runtime.streamIsCapturing(stream))
 
     def stream_id(self, stream: int) -> int:
-        """Returns what tells a stream from all others, those before with its handle included.
+        """Returns a stream's unique id, which differs from earlier streams with the same handle.
 
         -1: it is captured.
         """
@@ -196,7 +196,7 @@ class CudaDevice:
 
     @contextlib.contextmanager
     def while_captured(self) -> Iterator[None]:
-        """Lets this thread take memory, and load and wait for what is not captured, during a capture.
+        """Lets this thread allocate memory and wait for other streams during a capture.
 
         All that a capture usually forbids a thread is what could be meant to be part of it.
         """
@@ -219,14 +219,14 @@ class CudaDevice:
             raise
 
     def release_graphs(self) -> None:
-        """Frees what graphs used that are gone. Not to be called while this thread captures."""
+        """Frees memory of deleted graphs. Must not be called while this thread captures."""
         for number in self.kernels.released_by_graphs():
             device, used = _IN_GRAPHS.pop(number)
             with device.while_captured():  # other threads may capture
                 del used
 
     def wait_for(self, streams: dict[int, Any]) -> bool:
-        """Waits for what is queued on streams by now; returns whether all of it is done, or failed.
+        """Waits for the work queued on streams by now; returns whether all of it ended.
 
         Not what is queued on a stream that is captured at present.
 
@@ -247,7 +247,7 @@ class CudaDevice:
         return done
 
     def capture(self, run: Callable[[int], None]) -> tuple[Callable[..., None], list[Any]]:
-        """Returns the call that does on this stream what ``run`` queues on the one that it is given.
+        """Captures the work that ``run`` queues into a CUDA graph; returns the call that launches it.
 
         Only what this thread does counts: others may go on with the device meanwhile.
         """
@@ -266,7 +266,7 @@ class CudaDevice:
         return graph, [self.stream_handle]
 
     def beside(self, stream: int, run: Callable[[int], object]) -> Callable[[], None]:
-        """Queues what ``run`` does on a stream of its own, behind what ``stream`` has by now.
+        """Queues the work of ``run`` on a second stream, after the work that ``stream`` has by now.
 
         Returns what has ``stream`` wait for it. While ``stream`` is captured, that is a branch of its graph.
         """

@@ -136,7 +136,7 @@ def code_for(architectures: str, capability: tuple[int, int]) -> str | None:
 
 @functools.cache
 def target(index: int) -> Target:
-    """Returns what device ``index`` can do, asked for once per process; makes a context there."""
+    """Returns the capabilities of device ``index``, read once per process; makes a context there."""
     kernels = load()
     properties = kernels.device_properties(index)
     major, minor = capability = properties["compute_capability"]

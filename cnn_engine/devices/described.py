@@ -10,7 +10,7 @@ from . import cuda_module
 
 
 class DescribedDevice:
-    """What decides about kernels, and nothing that runs them: no memory, no stream.
+    """A device for decisions about kernels only: it has no memory and no stream.
 
     Args:
         target: what it can do.

@@ -44,7 +44,7 @@ class Gpu:
             raise UnsupportedError(f"clocks and power: NVML cannot be used: {error}") from error
 
     def query(self, function: str, *arguments: Any) -> Any:
-        """Returns what ``nvmlDeviceGet<function>`` says of the GPU, or None where it says nothing."""
+        """Returns the result of ``nvmlDeviceGet<function>``, or None where it fails."""
         call: Callable[..., Any] | None = getattr(self.nvml, f"nvmlDeviceGet{function}", None)
         try:
             return None if call is None else call(self.handle, *arguments)
@@ -52,7 +52,7 @@ class Gpu:
             return None
 
     def watts(self, function: str) -> float | None:
-        """Returns what :meth:`query` returns, for those that say milliwatts."""
+        """Returns the result of :meth:`query` in watts, for functions that return milliwatts."""
         milliwatts = self.query(function)
         return None if milliwatts is None else milliwatts / 1e3
 

@@ -75,7 +75,7 @@ class Mapping:
 
 
 def of(module: ModuleType) -> Mapping:
-    """Returns what is kept in a compiled module."""
+    """Returns the mapping that a compiled module contains."""
     sources, directives = {}, []
     for listing in module.listings():
         found = list(_directives(listing["file"], listing["source"].splitlines()))

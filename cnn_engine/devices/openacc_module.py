@@ -58,7 +58,7 @@ def unavailable() -> str | None:
 
 
 def offload_remedy(module: ModuleType) -> str:
-    """Returns what makes a build without a target offload."""
+    """Returns how to make a build without an offload target offload."""
     version = module.compiler.split()[-1].split(".")[0]
     return f"install GCC's offload compiler (Debian: gcc-{version}-offload-nvptx) and build again"
 

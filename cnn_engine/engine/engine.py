@@ -243,7 +243,7 @@ class Engine:
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        """What :meth:`run` takes, in order: ``name``, ``dtype`` and ``shape`` of each.
+        """The inputs of :meth:`run`, in order: ``name``, ``dtype`` and ``shape`` of each.
 
         A dimension is a number, or a :class:`~cnn_engine.graph.dims.Dim` where it is open, which prints as
         the name that it has in the file, such as ``batch``.
@@ -257,7 +257,7 @@ class Engine:
 
     @property
     def gives_probabilities(self) -> bool:
-        """Whether :meth:`predict` returns probabilities: the network ends in a softmax over its classes."""
+        """Whether :meth:`predict` returns probabilities: the network ends in a softmax over classes."""
         return gives_probabilities(self._base)
 
     def _why_not_fused(self) -> str | None:
@@ -350,7 +350,7 @@ class Engine:
         batch: int,
         dtype: np.dtype,
     ) -> Plan:
-        """Returns the plan for ``batch`` images at these addresses, bound to them, and lent to the caller.
+        """Returns the plan for ``batch`` images, bound to these addresses, for the caller's use.
 
         It stays the caller's, apart from what :meth:`predict` uses, until the engine is closed.
 
@@ -428,7 +428,7 @@ class Engine:
     def predict(self, images: Any, batch: int | None = None, out: Any = None) -> Any: ...
 
     def predict(self, images: Any, batch: int | None = None, out: Any = None) -> Any:
-        """Returns what a network with one input gives for ``images``.
+        """Returns the outputs of a network with one input for ``images``.
 
         Of a classifier these are probabilities where it ends in a softmax (:attr:`gives_probabilities`), else
         logits as they are.
@@ -642,14 +642,14 @@ class Engine:
     def own_kernels(
         self, batch: int, dtype: Any = np.uint8
     ) -> tuple[list[dict[str, Any]], list[str]]:
-        """Returns what the kernels of a user's own run in a pass: as the JSON has it, and as sentences."""
+        """Returns which nodes user kernels run in a pass, as JSON and as sentences."""
         if not self.kernels:
             return [], []
         placed = self._plans.open().placed(batch, np.dtype(dtype) == np.uint8)
         return user_kernels.describe(self.kernels, placed)
 
     def tuned(self, batch: int, dtype: Any = np.uint8) -> tuple[list[dict[str, Any]], list[str]]:
-        """Returns what tuning changed in a pass, as the JSON has it, and what there is to say of it."""
+        """Returns what tuning changed in a pass, as JSON and as sentences."""
         if not self._tune:
             return [], []
         if self._tuner is None:
@@ -810,7 +810,7 @@ class Engine:
         return named or self._schedule.batch(images, np.dtype(dtype) == np.uint8)
 
     def data_mode_of(self, batch: int, dtype: Any = np.uint8) -> str:
-        """Returns the data mode of a pass over ``batch`` images in host memory: what ``auto`` becomes."""
+        """Returns the data mode of a pass over ``batch`` images in host memory, which ``auto`` stands for."""
         if self.data_mode != "auto":
             return self.data_mode
         return (

@@ -44,7 +44,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Note:
-    """What a rewrite did, for reports.
+    """A change that a pass made, for reports.
 
     Attributes:
         what: the node that was there.
@@ -202,7 +202,7 @@ class Graph:
 
     @cached_property
     def positions(self) -> Mapping[str, int]:
-        """The place of every node, by name, in the order of :attr:`nodes`."""
+        """Node name -> its index in :attr:`nodes`."""
         return {node.name: place for place, node in enumerate(self.nodes)}
 
     def has(self, name: str) -> bool:
@@ -218,14 +218,14 @@ class Graph:
         return tuple(self.values[name] for name in node.outputs)
 
     def fixed_shape(self, value: Value) -> tuple[int | None, ...]:
-        """The shape of a value with None for its batch and what else is open."""
+        """The shape of a value with None for its batch and other open dimensions."""
         known = None if self.symbolic is None else self.symbolic.values.get(value.name)
         shape = value.shape if known is None else known.shape
         first = (None,) if shape else ()
         return *first, *(None if isinstance(dim, Dim) else dim for dim in shape[1:])
 
     def cost_of(self, node: Node) -> Cost:
-        """What one run of ``node`` needs at least."""
+        """The least operations and bytes of one run of ``node``."""
         return node.op.cost(self.inputs_of(node), self.outputs_of(node))
 
     @property
@@ -241,7 +241,7 @@ class Graph:
         constants: Mapping[str, np.ndarray] | None = None,
         notes: Iterable[Note] = (),
     ) -> Graph:
-        """Returns the graph with ``by`` in the place of ``nodes``.
+        """Returns the graph with ``by`` instead of ``nodes``.
 
         A node of ``by`` stands where the node of its name stood; others where the last of ``nodes`` did.
         Nodes that would then come before what they read move back. Constants that nothing uses any more are

@@ -172,7 +172,7 @@ def _with_bias(name: str, weight: tuple[int, ...], bias: bool) -> dict[str, tupl
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """One layer where it stands in its network: shapes without the batch, and its costs for a batch.
+    """One layer within its network: shapes without the batch, and costs for a batch.
 
     Attributes:
         layer: the layer.

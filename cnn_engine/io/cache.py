@@ -39,7 +39,7 @@ class Untrusted(OSError):
 
 
 def key(*parts: str | bytes) -> str:
-    """Returns a name for what is made from ``parts``."""
+    """Returns a file name for something made from ``parts``."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part

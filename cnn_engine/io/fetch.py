@@ -73,7 +73,7 @@ def fetched(
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns what the disk refuses into an error about ``path``."""
+    """Turns errors of the disk into an error about ``path``."""
     try:
         yield
     except OSError as error:

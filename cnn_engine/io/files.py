@@ -22,7 +22,7 @@ def describe_os_error(error: OSError) -> str:
 
 
 def status(path: Path) -> os.stat_result:
-    """Returns what the system says of ``path``.
+    """Returns the system's status of ``path``.
 
     Raises:
         InputError: there is nothing, or it may not be looked at.
@@ -78,7 +78,7 @@ MOST_JSON_BYTES = 64 << 20
 
 
 def read_json(path: str | os.PathLike[str], wanted: str) -> Any:
-    """Returns what a JSON file has.
+    """Returns the content of a JSON file.
 
     Args:
         wanted: what it is expected to be, for the message.
@@ -90,7 +90,7 @@ def read_json(path: str | os.PathLike[str], wanted: str) -> Any:
 
 
 def parse_json(content: bytes | str, name: str, wanted: str) -> Any:
-    """Returns what a JSON document has; ``name`` and ``wanted`` are for the message.
+    """Returns the content of a JSON document; ``name`` and ``wanted`` are for the message.
 
     Raises:
         InputError: it is no JSON, is nested too deeply, or has an integer of thousands of digits.
@@ -140,7 +140,7 @@ def check_writable(path: str | os.PathLike[str], option: str) -> Path:
 
 
 def make_folder(path: str | os.PathLike[str], option: str) -> Path:
-    """Creates ``path`` and what it lies in, where it is missing.
+    """Creates ``path`` and its parents where they are missing.
 
     Raises:
         InputError: it cannot be created.
@@ -178,7 +178,7 @@ def lock_folder(path: Path, option: str) -> int:
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO]:
-    """Opens a temporary file beside ``path`` and renames it there when the block ends well.
+    """Opens a temporary file next to ``path``, and renames it to ``path`` when the block ends well.
 
     ``mode`` is ``"w"`` (UTF-8 text) or ``"wb"``. When the block raises, ``path`` is left as it was.
 

@@ -138,7 +138,7 @@ LABELS = 1 << 31
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Files of images, in order, and what is known of them.
+    """Image files in order, with their labels and classes.
 
     Attributes:
         source: the path that was given.
@@ -187,7 +187,7 @@ def is_image_files(path: str) -> bool:
 
 
 def find(path: str, outputs: int | None, classes: Classes | None = None) -> ImageFiles:
-    """Finds the files that ``path`` stands for, and their labels.
+    """Finds the image files that ``path`` names, and their labels.
 
     A folder with one folder a class: these are numbered in the order of their names, as torchvision and
     Keras do, or as ``classes`` says. A folder of images alone, or one image: no labels. A list: a line an
@@ -342,7 +342,7 @@ def load(
     batch: int = 1,
     workers: int | None = None,
 ) -> Dataset:
-    """Returns the images that ``path`` stands for, as a network reads them; see :func:`find`.
+    """Returns the images that ``path`` names, preprocessed for a network; see :func:`find`.
 
     Args:
         shape: of one image, [C, H, W].

@@ -360,7 +360,7 @@ def decoded(
     *,
     workers: int | None = None,
 ) -> Iterator[np.ndarray | InputError]:
-    """Yields the pixels of every file, in order, decoded beside what the caller does.
+    """Yields the pixels of every file in order, decoded in other threads.
 
     At most ``(AHEAD * workers + 1) * CHUNK`` images are held at a time. The iterator ends the workers when it
     ends, is closed (:func:`contextlib.closing`), or is dropped; Ctrl-C reaches the calling process alone, and

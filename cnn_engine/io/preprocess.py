@@ -22,7 +22,7 @@ ORIENTATIONS = ("exif", "ignore")
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How an image becomes what a network reads: resized, cropped, and perhaps normalised.
+    """Preprocessing of an image: resize, crop, and perhaps normalise.
 
     Attributes:
         resize: the shorter side, in pixels, or (rows, columns); None: not resized.
@@ -65,7 +65,7 @@ class Preprocess:
 
     @classmethod
     def parse(cls, text: str) -> Preprocess:
-        """Returns what ``--preprocess`` names.
+        """Returns the preprocessing that a ``--preprocess`` text names.
 
         ``imagenet`` (that of :data:`PRESETS`), or settings with commas between, perhaps after a preset's
         name: ``resize=232,crop=224,mean=0.485/0.456/0.406,std=0.229/0.224/0.225,interpolation=bicubic``.
@@ -157,7 +157,7 @@ class Preprocess:
 
     @cached_property
     def tables(self) -> list[np.ndarray]:
-        """What each of the 256 values of a pixel becomes, one table a channel (or one for all)."""
+        """The result for each of the 256 values of a pixel, one table per channel (or one for all)."""
         values = np.arange(256, dtype=np.float32) / np.float32(255)
         channels = len(self.mean or self.std or (0.0,))
         mean = np.float32(self.mean or (0.0,) * channels)

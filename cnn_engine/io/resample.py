@@ -107,7 +107,7 @@ MOST_SEEN = 4096
 
 
 def agrees(size: tuple[int, int], to: tuple[int, int], method: str) -> bool:
-    """Whether :func:`resampled` gives what the Pillow that is installed gives, from ``size`` to ``to``.
+    """Whether :func:`resampled` equals the installed Pillow, from ``size`` to ``to``.
 
     From its version 13 on, Pillow takes rows before columns where it thinks that less work. Noise is resized
     by both, once, when a size comes for the second time: where every image has a size of its own that would

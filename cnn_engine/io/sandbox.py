@@ -42,7 +42,7 @@ _PR_GET_DUMPABLE, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBRE
 
 @dataclass(frozen=True)
 class Confinement:
-    """What a program may do.
+    """Limits of a confined program.
 
     Attributes:
         memory: bytes of address space of each process; 0: no limit.
@@ -88,7 +88,7 @@ def start(
 
 
 def end(process: subprocess.Popen) -> None:
-    """Kills a program and all that it started, also what moved to another session; waits for it."""
+    """Kills a program and all of its descendants, also those in another session; waits for it."""
     # The launcher last: while it lives, what loses its parent stays below it.
     killed: set[int] = set()
     for _ in range(100):
@@ -161,7 +161,7 @@ def resident(root: int) -> int:
 
 @dataclass(frozen=True)
 class Completed:
-    """How a program ended, and what it wrote."""
+    """A program's exit status and output."""
 
     returncode: int
     stdout: bytes

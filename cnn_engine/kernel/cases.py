@@ -31,7 +31,7 @@ class Case:
 
     @cached_property
     def graph(self) -> Graph:
-        """The operator alone, its weights among the inputs."""
+        """The operator by itself, with its weights as inputs."""
         names = CONTRACTS[self.op.kind].inputs
         given = tuple(
             None if shape is None else name for name, shape in zip(names, self.shapes, strict=False)

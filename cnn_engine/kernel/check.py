@@ -36,7 +36,7 @@ SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 @dataclass
 class Checked:
-    """What was found out about a kernel.
+    """Result of a check of a kernel.
 
     Attributes:
         file, operator, device, computes: of the kernel.
@@ -66,7 +66,7 @@ class Checked:
     sandbox: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what ``--json`` writes."""
+        """Returns the content of ``--json``."""
         return {
             "schema": 1, "file": self.file, "operator": self.operator, "device": self.device,
             "computes": self.computes, "passed": self.fault is None, "fault": self.fault,
@@ -91,7 +91,7 @@ def check(
     time: bool = True,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Checked:
-    """Tries a kernel file; what is wrong with it is in the result.
+    """Runs a kernel file on its test cases; faults are in the result.
 
     Args:
         device: None: the one that the file is for.
@@ -146,7 +146,7 @@ def check(
 
 
 def peak(device: Any, threads: int) -> tuple[float, str]:
-    """Returns FLOP/s in float32 that stand for all of a device, and what they are."""
+    """Returns a device's peak float32 FLOP/s, and how it was found."""
     if device.kind == "cuda":
         target = device.target
         number = 2.0 * target.float32_lanes * target.multiprocessors * target.clock

@@ -25,7 +25,7 @@ COMPARED = 3
 
 @dataclass(frozen=True)
 class Wanted:
-    """Inputs of a case, and what must come out.
+    """Inputs of a case, and the expected outputs.
 
     Attributes:
         inputs: name -> array.

@@ -18,7 +18,7 @@ IMAGES = 2
 
 
 def fault(engine: Engine, limits: Limits | None = None) -> str | None:
-    """Returns what is wrong with one of the engine's own-file kernels, in one line, or None.
+    """Returns the fault of one of the engine's user kernels in one line, or None.
 
     Each runs in a process of its own, on random numbers in the shapes of its nodes: what crashes, hangs or
     writes where it should not is known before it could harm this process.

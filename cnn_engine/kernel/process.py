@@ -45,12 +45,12 @@ FORGED = "cheating: it wrote to a pipe that is not its own; it was stopped"
 
 
 class Fault(Exception):
-    """What is wrong with a kernel, in one line."""
+    """A kernel's fault, in one line."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a kernel may take.
+    """Time and memory that a kernel may use.
 
     Attributes:
         seconds: of one case, and of each ten timed calls.
@@ -64,7 +64,7 @@ class Limits:
 
 
 class Process:
-    """A confined process with one kernel in it; see :class:`Limits` for what it may take.
+    """A confined process that runs one kernel; see :class:`Limits`.
 
     The kernel shares the process's memory, so nothing that the process answers is taken on trust: an answer
     has the request's number and the expected form, or the kernel is at fault.
@@ -303,7 +303,7 @@ def _is_file(subject: str) -> bool:
 
 
 def sanitizer_line(text: str) -> str | None:
-    """Returns the line of a sanitizer's report that says what is wrong and where, or None."""
+    """Returns the line of a sanitizer's report that names the fault and its position, or None."""
     lines = text.splitlines()
     for index, line in enumerate(lines):
         if "runtime error:" in line or "ERROR: AddressSanitizer" in line:

@@ -124,7 +124,7 @@ def differ(totals: np.ndarray) -> np.ndarray:
 
 
 def standings(totals: np.ndarray) -> np.ndarray:
-    """Returns the place of each kernel, from 1: [K] of int.
+    """Returns the rank of each kernel, from 1: [K] of int.
 
     In order of their times, a kernel has a place of its own where it and all slower ones differ from all
     faster ones; else it shares the place of the one before. Kernels whose times are equal get different
@@ -173,7 +173,7 @@ class Board:
     complete: bool = True
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what ``--json`` writes."""
+        """Returns the content of ``--json``."""
         return {
             "schema": 1, "command": self.command, "environment": self.environment,
             "network": self.network, "operator": self.operator, "device": self.device,
@@ -297,7 +297,7 @@ def rank(
 
 
 def placed(entries: list[Entry]) -> list[Entry]:
-    """Returns entries in order, with places; those without a time come last."""
+    """Returns entries in order, with their ranks; those without a time come last."""
     timed = sorted((e for e in entries if e.total is not None), key=lambda e: e.total.value)
     if timed:
         rounds = min(len(entry.processes) for entry in timed)  # an unfinished one is not compared

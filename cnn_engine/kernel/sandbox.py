@@ -62,7 +62,7 @@ class Trial:
 
     @property
     def layers(self) -> list[str]:
-        """What confines the process: see :mod:`cnn_engine.io.sandbox`."""
+        """Mechanisms that confine the process: see :mod:`cnn_engine.io.sandbox`."""
         return self._process.layers
 
     def _ask(self, what: str, **content: Any) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class Trial:
                 pages[start : start + region.nbytes] = data
 
     def judge(self, number: int, given: Wanted, at_end: bool, compare: bool = True) -> float:
-        """Looks at what a call left behind; returns the largest difference from the reference.
+        """Compares the outputs of a call with the reference; returns the largest difference.
 
         Raises:
             Fault: inputs changed, memory around a buffer did, or an output is wrong.
@@ -137,7 +137,7 @@ class Trial:
         return judge_output(self.output_of(number, at_end), given, self.case)
 
     def output_of(self, number: int, at_end: bool) -> np.ndarray:
-        """Returns what a call wrote."""
+        """Returns the output of a call."""
         region = self.plan.of(number)["y"]
         start = region.offset + region.start(at_end)
         data = self.memory[start : start + region.nbytes]
@@ -188,7 +188,7 @@ class Trial:
         return fault
 
     def time(self, series: Series, calls: int, budget_s: float = 60.0) -> list[float]:
-        """Returns the seconds of ``calls`` calls, each on fresh inputs, and looks at what they wrote.
+        """Returns the seconds of ``calls`` calls, each on fresh inputs, and checks their outputs.
 
         Fewer calls, though at least six, where they would take longer than ``budget_s``.
 

@@ -89,7 +89,7 @@ def functions(device: Any) -> Any:
 
 
 def workspace_for(device: Any, threads: int) -> Any:
-    """Returns what compiled functions make workspaces for: a CPU's threads, or a GPU."""
+    """Returns the argument of workspace functions: a CPU's threads, or a GPU."""
     return threads if device.kind == "cpu" else device.target.native
 
 
@@ -102,7 +102,7 @@ def upload(array: np.ndarray, device: Any) -> Any:
 
 
 def first_computed(node: Node, graph: Graph, positions: Iterable[int]) -> int | None:
-    """Returns the first of these inputs that is no constant: the caller's, or what the pass computes."""
+    """Returns the first of these inputs that is no constant: an input or an intermediate value."""
     for place in positions:
         name = node.inputs[place] if place < len(node.inputs) else None
         if name is not None and name not in graph.constants:
@@ -127,7 +127,7 @@ def _no_positions(node: Node, graph: Graph) -> Container[int | None]:
 
 
 def storing(*positions: int | None) -> Callable[[Node, Graph], Container[int | None]]:
-    """Returns what says of every node that these may be stored: see Kernel.stores."""
+    """Returns a :attr:`Kernel.stores` that is the same for every node."""
     return lambda node, graph: positions
 
 
@@ -259,7 +259,7 @@ class Kernel:
         return user.from_callable(function, op, device, **options)
 
     def packs_input(self, place: int) -> bool:
-        """Whether ``prepare`` takes up the constant that is input ``place``."""
+        """Whether ``prepare`` packs the constant that is input ``place``."""
         return self.prepare is not None and (self.packs is None or place in self.packs)
 
     def allows_pitch(self, node: Node, place: int | None) -> bool:
@@ -268,7 +268,7 @@ class Kernel:
         return place in self.pitched and not planar
 
     def shown_as(self, node: Node, graph: Graph, device: Any) -> str:
-        """Returns what reports call the kernel that runs ``node`` on a device."""
+        """Returns the name of the kernel that runs ``node`` on a device, for reports."""
         return self.name if self.shows is None else self.shows(node, graph, device)
 
     def refuses(self, node: Node, graph: Graph, target: Target | None = None) -> str | None:

@@ -29,7 +29,7 @@ def thinned(samples: Sequence[float]) -> list[float]:
 
 @dataclass
 class LayerPart:
-    """What a part of a fused network took, inside its one kernel or call.
+    """Time of a part of a fused network, within its one kernel or call.
 
     Attributes:
         name: its layers' names, joined by ``+``; ``kind``: their kinds, likewise, each once.
@@ -49,7 +49,7 @@ class LayerPart:
 
 @dataclass
 class LayerTime:
-    """The time of one layer, over ``calls`` calls: what a usual call took, times the calls.
+    """The time of one layer over ``calls`` calls: that of a usual call, times the calls.
 
     Attributes:
         name, kind: such as ``conv1``, ``conv``. The padded copy of the variant ``pad`` is a layer of its
@@ -121,7 +121,7 @@ class TimedPass:
 
 @dataclass
 class Between:
-    """What lies between the steps of a pass.
+    """Time of a pass between its steps.
 
     Attributes:
         name: ``launch``: in calls that queue work, while the device had none; ``staging``: likewise in copies
@@ -137,7 +137,7 @@ class Between:
 
 @dataclass
 class WholePass:
-    """The pass that layers and copies are shown beside, and what lies between these.
+    """The pass that layers and copies are compared with, and the time between these.
 
     Passes of three kinds take turns: plain ones, ones with a reading of the host's clock after each step, and
     ones that measure the work on the device. Seconds are of all passes over all images once, each as long as
@@ -224,7 +224,7 @@ class Accuracy:
 
 @dataclass
 class Prediction:
-    """What the network says of one image.
+    """The network's outputs for one image.
 
     Attributes:
         file: that it was read from.

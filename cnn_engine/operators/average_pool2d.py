@@ -56,7 +56,7 @@ class AveragePool2d(Operator):
         return view.reshape(*view.shape[: 2 + self.rank], math.prod(self.kernel))
 
     def counts(self, sizes: tuple[int, ...]) -> np.ndarray:
-        """Returns the divisor at every place over an image of ``sizes``: at least 1."""
+        """Returns the divisor at every position of an image of ``sizes``: at least 1."""
         inside = np.ones((1, 1, *sizes))
         if self.count_include_pad:
             nothing = (0,) * self.rank

@@ -137,7 +137,7 @@ class Max(Binary):
 
 @dataclass(frozen=True)
 class Mod(Binary):
-    """What is left of a after division by b.
+    """The remainder of a divided by b.
 
     Attributes:
         fmod: whether it has a's sign; else it has b's.
@@ -197,7 +197,7 @@ class BitwiseOr(Binary):
 
 @dataclass(frozen=True)
 class BitwiseXor(Binary):
-    """The bits that are in one alone."""
+    """The bits that are set in exactly one of both."""
 
     kind: ClassVar[str] = "bitwise_xor"
     types: ClassVar[str] = "integers"

@@ -255,7 +255,7 @@ class TensorScatter(Operator):
 
 @dataclass(frozen=True)
 class OneHot(Operator):
-    """A vector for each index: the on value at its place, the off value elsewhere.
+    """A vector for each index: the on value at its position, the off value elsewhere.
 
     Inputs: indices (any numbers), values [2]: off, on.
 

@@ -101,7 +101,7 @@ class Or(Binary):
 
 @dataclass(frozen=True)
 class Xor(Binary):
-    """One alone."""
+    """Whether exactly one of both is true."""
 
     kind: ClassVar[str] = "xor"
     types: ClassVar[str] = "booleans"

@@ -44,7 +44,7 @@ class Value(TensorType):
 
     @property
     def type(self) -> TensorType:
-        """The type alone: equal for tensors of any name."""
+        """The type by itself: equal for tensors of any name."""
         return TensorType(
             self.dtype, self.shape, self.layout, self.storage_dtype, self.quantization
         )
@@ -64,7 +64,7 @@ def output_value(name: str, inferred: Inferred, storage_dtype: str = "") -> Valu
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call needs at least.
+    """The least operations and bytes of one call.
 
     Attributes:
         flops: two a multiply-add of a sum of products; nothing for comparisons, moves and functions.
@@ -106,7 +106,7 @@ class Operator:
         raise NotImplementedError
 
     def cost(self, inputs: Sequence[Value | None], outputs: Sequence[Value]) -> Cost:
-        """Returns what one call needs at least."""
+        """Returns the least operations and bytes of one call."""
         tensors = [value for value in inputs if value is not None] + list(outputs)
         return Cost(self.flops(inputs, outputs), sum(value.nbytes for value in tensors))
 
@@ -120,7 +120,7 @@ class Operator:
 
     @cached_property
     def without_activation(self) -> Operator:
-        """The record but for the function after its sum: what packed weights depend on."""
+        """The record without its activation: packed weights depend on nothing else."""
         has_one = any(field.name == "activation" for field in fields(self))
         return replace(self, activation=None) if has_one else self
 

@@ -63,12 +63,12 @@ class Region(Operator):
 
     @property
     def compute_dtype(self) -> str:
-        """What all parts may round what they multiply to; ``float32`` where they differ, or do not round."""
+        """The type that all parts may multiply in; ``float32`` where they differ, or do not round."""
         found = {getattr(part.op, "compute_dtype", None) for part in self.nodes} - {None}
         return found.pop() if len(found) == 1 else "float32"
 
     def with_compute_dtype(self, dtype: str) -> Region:
-        """Returns the region with parts that may round what they multiply to ``dtype``."""
+        """Returns the region with parts that may multiply in ``dtype``."""
         return self._mapped(
             lambda op: replace(op, compute_dtype=dtype) if _has(op, "compute_dtype") else op
         )

@@ -89,7 +89,7 @@ class Resize(Operator):
         return ((self.sizes, x.dtype),)
 
     def positions(self, axis: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns where on x each output element along ``axis`` stands, in positions of x's ``size``.
+        """Returns the coordinate on x of each output element along ``axis``, in elements of x's ``size``.
 
         That is the place below, int64, and the part of a place from there on, float64 from 0 to below 1.
         """

@@ -34,7 +34,7 @@ def four_paddings(name: str, value: int | tuple[int, ...]) -> tuple[int, int, in
 
 
 def make_workspace(x: View, query: str, shape: Any, threads: int | None) -> View | None:
-    """Returns memory beside ``x``, of as many bytes as the device's ``query`` asks for."""
+    """Returns memory on the device of ``x``, of as many bytes as its ``query`` asks for."""
     count = thread_counts.check(threads, f"{query}: threads")
     if x.device == CPU:
         nbytes = getattr(_cpu, query)(shape, count)

@@ -156,7 +156,7 @@ def plan_memory(placed: Placed, device_of: Callable[[str], Any], threads: int) -
 
 
 def check_fits(placement: Placement, nbytes: Mapping[str, int], sizes: Sizes) -> None:
-    """Raises InputError where arenas of so many bytes are more than what is free."""
+    """Raises InputError where arenas of so many bytes exceed free memory."""
     device = placement.device
     if managed := nbytes.get("managed", 0):
         device.check_managed(managed)
@@ -253,7 +253,7 @@ class Builder:
         return memory.__array_interface__["data"][0]
 
     def address(self, graph: Graph, name: str | None, where: str) -> Any:
-        """Returns the address of a value, or what stands for it."""
+        """Returns the address of a value, or its slot."""
         if name is None:
             return 0
         offset = 0

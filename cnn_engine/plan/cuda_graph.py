@@ -25,7 +25,7 @@ FEWEST_STEPS = 2
 
 
 class Replays:
-    """The graphs of a plan, each with what comes before, between and after in the order of the steps.
+    """The CUDA graphs of a plan, with the steps before, between and after them.
 
     Args:
         device: on which the plan runs.

@@ -140,7 +140,7 @@ def most_alive(lifetimes: Iterable[Lifetime]) -> int:
 
 
 def alive_between(graph: Graph, nodes: Sequence[Node]) -> int:
-    """Returns the most bytes of what ``nodes`` of ``graph`` make that are alive at once, none shared."""
+    """Returns the most bytes of activations of ``graph`` that are alive at once, none shared."""
     positions = graph.positions
     return most_alive(
         Lifetime(
@@ -153,7 +153,7 @@ def alive_between(graph: Graph, nodes: Sequence[Node]) -> int:
 
 
 def pack(lifetimes: Sequence[Lifetime]) -> tuple[dict[Hashable, int], int]:
-    """Returns an offset for each lifetime, and the bytes of the arena that holds them all.
+    """Returns an offset for each lifetime, and the bytes of the arena.
 
     Best fit, the first to be placed being the largest, the longest, or the first that is needed; what then
     ends highest is placed first, a few times. To find the best packing is NP-hard, so the best of these is

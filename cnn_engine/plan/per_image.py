@@ -102,7 +102,7 @@ def cut(graph: Graph, whole: Graph) -> int:
 
 
 def pays(images: int, threads: int) -> bool:
-    """Whether a pass over so many images is to take them apart: all threads take nearly as many."""
+    """Whether a pass over so many images is to run image by image: all threads have nearly as many."""
     even = images >= 4 * threads or images % threads == 0
     return 1 < images <= MOST_IMAGES and (threads == 1 or even)
 

@@ -183,7 +183,7 @@ class Plan:
             self._run()
 
     def abandon(self) -> None:
-        """Waits for what is left of a pass that failed, so that memory is not freed under it.
+        """Waits for the work of a pass that failed, so that its memory is not freed too early.
 
         Where that fails too, all that the plan has is kept for good.
         """
@@ -225,6 +225,6 @@ class Plan:
             overflow.check(of)
 
     def run_steps(self) -> None:
-        """Runs one pass step by step, as those whose steps are timed are run."""
+        """Runs one pass step by step, as timing of steps does."""
         for function, args in self.calls:
             function(*args)

@@ -32,7 +32,7 @@ def of_dependence(found: Estimate, what: str, enough: int = statistics.ENOUGH) -
 
 
 def of_passes(samples: Sequence[float]) -> list[str]:
-    """Returns what makes the median of passes, in the order of time, less certain."""
+    """Returns warnings about the median of passes, given in the order of time."""
     if not len(samples):
         return []
     found = [of_dependence(statistics.quantile(samples), "passes")]

@@ -35,7 +35,7 @@ THINNEST = 0.12  # percent: still a visible line
 
 @dataclass
 class Segment:
-    """A coloured piece of a bar or a lane: ``x`` and ``width`` in percent, and what it stands for."""
+    """A coloured piece of a bar or a lane: ``x`` and ``width`` in percent, and its name and time."""
 
     name: str
     kind: str
@@ -146,7 +146,7 @@ def _samples_ms(result: Result) -> np.ndarray:
 
 
 def latency_axis(results: Sequence[Result]) -> tuple[float, float] | None:
-    """Returns the ends in ms of an axis for all results, without the tails that would squeeze all others."""
+    """Returns the ends in ms of one axis for all results, without their longest tails."""
     ends = []
     for samples in filter(len, map(_samples_ms, results)):
         least, most, p95 = (float(q) for q in np.percentile(samples, (0, 100, 95)))

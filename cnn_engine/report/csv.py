@@ -100,7 +100,7 @@ def render(result: Result) -> str:
 
 
 def cell(value: object) -> object:
-    """Returns what stands for ``value`` in a cell, which is empty for what is not known.
+    """Returns ``value`` as the text of a cell, empty where it is not known.
 
     Text that a spreadsheet would take for a formula begins with an apostrophe (OWASP, "CSV Injection").
     """

@@ -34,7 +34,7 @@ OTHER = "function"
 
 
 def family(kind: str) -> str:
-    """Returns what an operator is, for its colour."""
+    """Returns an operator's family, which has a colour."""
     for name, kinds in FAMILIES.items():
         if kind in kinds:
             return name

@@ -53,7 +53,7 @@ class Groups:
 
 @dataclass
 class View:
-    """What the page shows of one result: ``key`` is the letter, ``name`` the words that it goes by."""
+    """One result on the page: ``key`` is its letter, ``name`` how texts call it."""
 
     key: str
     name: str

@@ -17,7 +17,7 @@ WIDTH = 100
 
 
 def summary(found: Mapping) -> list[tuple[str, str]]:
-    """Returns a line each of what compiled the directives."""
+    """Returns lines on the compiler of the directives."""
     return [
         ("Compiler", found.compiler),
         ("Offloads to", found.target or "nothing: the host alone (openacc:host)"),
@@ -30,7 +30,7 @@ def summary(found: Mapping) -> list[tuple[str, str]]:
 
 
 def text(found: Mapping) -> str:
-    """Returns the listing: every directive, the loop below it, and what the compiler said."""
+    """Returns the listing: every directive, its loop, and the compiler's messages."""
     lines = ["OpenACC directives and what the compiler made of them", ""]
     lines += [f"  {label + ':':<16}{value}" for label, value in summary(found)]
     for (file, function), group in groupby(found.directives, key=lambda d: (d.file, d.function)):
@@ -45,7 +45,7 @@ def text(found: Mapping) -> str:
 
 
 def said_of(directive: Directive, target: str) -> list[str]:
-    """Returns what was said of a directive; for the GPU apart where it is not the same."""
+    """Returns the compiler's messages on a directive; the GPU's by themselves where they differ."""
     rows = [", ".join(group) for group in _grouped(directive.said)]
     if directive.offload and any(fact not in directive.said for fact in directive.offload):
         rows.append(f"{target}: {', '.join(directive.offload)}")
@@ -84,7 +84,7 @@ def to_dict(found: Mapping) -> dict[str, Any]:
 
 
 def page(found: Mapping) -> str:
-    """Returns a page with the sources, every directive's line beside what the compiler said of it."""
+    """Returns a page with the sources, and the compiler's messages next to each directive."""
     by_place = {(d.file, d.line): d for d in found.directives}
     sources = {
         file: [
@@ -109,7 +109,7 @@ def page(found: Mapping) -> str:
 
 
 def timing(found: Timing) -> str:
-    """Returns what ran in the layout that ``NV_ACC_TIME=1`` has with nvc, microseconds throughout."""
+    """Returns the times in the layout of nvc's ``NV_ACC_TIME=1``, in microseconds."""
     lines = ["Accelerator Kernel Timing data"]
     for file, in_file in groupby(found.rows, key=lambda row: row.file):
         lines.append(file or "(outside of any directive of ours)")
@@ -190,7 +190,7 @@ COLUMNS = [
 
 
 def table(found: Timing) -> list[tuple[str, list[str]]]:
-    """Returns a row of a page for every event of every directive: its place, and a cell for each column."""
+    """Returns a row for every event of every directive, with a cell for each column."""
     return [
         (
             f"{row.file}:{row.line}",

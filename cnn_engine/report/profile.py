@@ -49,7 +49,7 @@ def render(profile: Profile) -> str:
 
 
 def summary(profile: Profile) -> list[tuple[str, str]]:
-    """Returns what the tables say in sum, a line each; what is not known is left out."""
+    """Returns a profile's totals, a line each; unknown ones are left out."""
     source = {
         EVENTS: "events around layers and copies",
         HOST_CLOCK: "the host's clock around layers",
@@ -80,7 +80,7 @@ def summary(profile: Profile) -> list[tuple[str, str]]:
 
 
 def captured(found: Capture) -> list[tuple[str, str]]:
-    """Returns how much of what ran has a record, a line each."""
+    """Returns the share of launches and copies that have a record, a line each."""
     launches = units.counted(found.launches, "launch", "launches")
     launches = f"{units.count(found.launches_captured)} of {launches}"
     rows = [
@@ -111,7 +111,7 @@ def captured(found: Capture) -> list[tuple[str, str]]:
 
 
 def cost(found: Cost) -> str:
-    """Returns what profiling costs, in a sentence."""
+    """Returns the cost of profiling, in a sentence."""
     text = f"a pass of a full batch takes {units.seconds(found.profiled_s)} profiled"
     text += f", {units.seconds(found.plain_s)} plain"
     if found.ratio is not None:

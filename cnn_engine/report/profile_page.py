@@ -23,7 +23,7 @@ class Activity:
 
 
 def summary(result: Result) -> dict[str, str]:
-    """Returns what the profile's tables say in sum."""
+    """Returns a profile's totals."""
     rows: dict[str, str] = {}
     label = ""
     for name, value in profile.summary(result.profile) if result.profile else ():
@@ -33,7 +33,7 @@ def summary(result: Result) -> dict[str, str]:
 
 
 def tables(result: Result) -> list[Activity]:
-    """Returns the tables of what filled the time that have rows."""
+    """Returns a profile's tables that have rows."""
     found = result.profile
     if found is None:
         return []

@@ -123,7 +123,7 @@ def _predictions(result: Result) -> list[str]:
 
 
 def check(found: Check | None) -> str:
-    """Returns what the comparison with the reference found, in a sentence."""
+    """Returns the result of the comparison with the reference, in a sentence."""
     if found is None:
         return "not made"
     verdict = "passed" if found.passed else "FAILED, so nothing was timed"
@@ -181,7 +181,7 @@ def variant(result: Result) -> str:
 
 
 def warnings(result: Result) -> list[str]:
-    """Returns what makes the numbers less certain: what was left undone, the machine's state, and noise."""
+    """Returns warnings about the numbers: work left undone, the machine's state, noise."""
     found = list(result.environment.get("warnings") or [])
     if result.latency is not None:
         found += cautions.of_passes(result.latency.samples_ms)
@@ -202,13 +202,13 @@ def steps_seconds(result: Result) -> float:
 
 
 def whole_seconds(result: Result) -> float:
-    """Returns the time of all layers, copies and what lies between, of which each has its share."""
+    """Returns the time of all layers, copies and the time between, which shares refer to."""
     found = result.whole_pass
     return steps_seconds(result) + sum(row.seconds for row in (found.between if found else ()))
 
 
 def environment(result: Result) -> list[tuple[str, str]]:
-    """Returns what stays the same from run to run, a line a key; what is not known is left out."""
+    """Returns facts about the machine that do not change from run to run, a line a key."""
     rows = []
     for key, value in result.environment.items():
         if key in STATES or key == "warnings":
@@ -224,7 +224,7 @@ def environment(result: Result) -> list[tuple[str, str]]:
 
 
 def state(result: Result) -> dict[str, str]:
-    """Returns what changes from minute to minute: clocks, power, temperature, load."""
+    """Returns the machine's changing state: clocks, power, temperature, load."""
     rows = {}
     for key, device in STATES.items():
         found = result.environment.get(key)
@@ -253,7 +253,7 @@ def _plain(value: object) -> str:
 
 
 def what_ran(result: Result) -> list[tuple[str, str]]:
-    """Returns what ran, on what, and how, a line each."""
+    """Returns the settings of a run, a line each."""
     images = units.counted(result.dataset["images"], "image")
     if total := result.dataset.get("total_images"):
         images += f" of {units.count(total)}"
@@ -413,7 +413,7 @@ BETWEEN = {
 
 
 def cost_of_timing(result: Result) -> str:
-    """Returns what the passes took that were looked into, each beside a plain one."""
+    """Returns how long passes took that timed their steps, compared with plain ones."""
     found = result.whole_pass
     kinds = [
         ("clock read after each step", found.clocked_s),
@@ -433,7 +433,7 @@ def cost_of_timing(result: Result) -> str:
 
 
 def timed_passes(result: Result) -> str:
-    """Returns what the passes took in which layers were timed, beside those in which none was."""
+    """Returns how long passes took that timed layers, compared with plain ones."""
     found = result.timed_pass
     text = units.seconds(found.host_s)
     if found.device_s is not None:
@@ -495,7 +495,7 @@ def fields(rows: list[tuple[str, str]]) -> list[str]:
 
 
 def table(names: list[str], rows: list[list[str]]) -> list[str]:
-    """Returns a table whose first column is text and whose others are numbers."""
+    """Returns a table with a first column of text and others of numbers."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for index, name in enumerate(names):
         if index == 0:

@@ -22,7 +22,7 @@ REGRESSION, CSV, PLOT = "regression", files.WALL, "transfer"
 
 @dataclass
 class Analysis:
-    """What the samples of one network, on one GPU, in one mode say.
+    """Analysis of the samples of one network, on one GPU, in one mode.
 
     Attributes:
         gpu, network: as their folders are named.
@@ -122,7 +122,7 @@ class Analysis:
 
     @property
     def slope_rate(self) -> float | None:
-        """Bytes a second of large batches: of the last piece's slope."""
+        """Bytes per second of large batches: of the last piece's slope."""
         slope = self.pieces.lines[-1].slope_s_per_image if self.pieces else 0
         return self.image_bytes / slope if self.image_bytes and slope > 0 else None
 
@@ -252,7 +252,7 @@ class Prediction:
 
     @property
     def extrapolated(self) -> bool:
-        """Whether the batch size lies outside of what was measured."""
+        """Whether the batch size is outside the measured range."""
         return not self.measured[0] <= self.batch <= self.measured[1]
 
 

@@ -137,11 +137,11 @@ class RawNetwork:
         self._changed.add((mode, batch))
 
     def forget(self, mode: Mode, batch: int) -> None:
-        """Drops the samples on disk, good or bad; their files stay until new ones are written."""
+        """Drops the samples on disk; their files stay until new ones are written."""
         self._held[mode, batch] = Samples()
 
     def flush(self) -> None:
-        """Writes what was added, each file whole or not at all.
+        """Writes the added samples, each file whole or not at all.
 
         Raises:
             InputError: a file cannot be written.
@@ -162,7 +162,7 @@ class RawNetwork:
         return self.folder / f"{WEIGHTS}{suffix}.txt"
 
     def describe(self) -> dict[str, Any] | None:
-        """Returns what ``network.json`` says: ``shape`` and ``weights`` {bytes, tensors}, or None.
+        """Returns the content of ``network.json``: ``shape`` and ``weights`` {bytes, tensors}, or None.
 
         Raises:
             InputError: it is malformed.
@@ -248,7 +248,7 @@ def _networks(raw: Path) -> list[RawNetwork]:
 
 
 def folders_and_files(folder: Path) -> list[Path]:
-    """Returns what is in ``folder``, sorted, without hidden names.
+    """Returns the names in ``folder``, sorted, without hidden ones.
 
     Raises:
         InputError: it cannot be read.
@@ -294,7 +294,7 @@ def read_times(path: Path) -> list[float]:
 
 
 def write_times(path: Path, times: list[float]) -> None:
-    """Writes one time in seconds a line, every digit that tells it from its neighbours.
+    """Writes one time in seconds per line, with all digits.
 
     Raises:
         InputError: the file cannot be written.

@@ -53,7 +53,7 @@ BLOCK_BYTES = 1_048_573
 
 
 class TransferMismatch(DeviceError):
-    """What arrived is not what was sent."""
+    """Received data differ from those that were sent."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def measure(
     settings: Settings,
     progress: Callable[[int], None] = lambda images: None,
 ) -> None:
-    """Measures what wall times of ``settings`` are not on disk yet, and writes them to ``raw`` as it goes.
+    """Measures wall times of ``settings`` that are not on disk yet, and writes them to ``raw`` one by one.
 
     Interrupted or failed, it writes what it has and lets the exception pass.
 
@@ -263,7 +263,7 @@ def measure_device(
     settings: Settings,
     progress: Callable[[int], None] = lambda images: None,
 ) -> None:
-    """Measures what device times are not on disk yet, as :func:`measure` does wall times.
+    """Measures device times that are not on disk yet, as :func:`measure` does wall times.
 
     To be called after all wall times of the process were taken: activity records slow down later calls.
     """

@@ -142,7 +142,7 @@ class Pieces:
     correlation: float | None = None
 
     def at(self, batch: np.ndarray | float) -> np.ndarray:
-        """Returns the time in seconds; beyond what was measured, the nearest piece goes on."""
+        """Returns the time in seconds; beyond the measured sizes, that of the nearest piece."""
         batch = np.asarray(batch, float)
         first = self.lines[0].at(batch)
         if self.break_batch is None:
@@ -152,7 +152,7 @@ class Pieces:
 
 @dataclass(frozen=True)
 class HoldOut:
-    """What fits that have not seen some batch sizes say of them.
+    """Errors of fits on batch sizes that they have not seen.
 
     Attributes:
         batch_sizes: that were held out.
