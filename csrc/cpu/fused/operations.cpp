@@ -42,7 +42,8 @@ double winograd_cost(const Operation& op, const Tile& tile, const FusedKernels& 
   const double tiles =
       std::ceil(double(op.conv_h) / tile.h) * std::ceil(double(op.conv_w) / tile.w);
   const double c = tile.planar ? op.c : round_up(op.c, kernels.channel_lanes);
-  const double test = double(op.conv_h) * op.conv_w * (80 + 4 * c);  // of windows, measured too
+  // Of windows, measured too.
+  const double test = double(op.conv_h) * op.conv_w * ((op.pool ? 20 : 80) + 4 * c);
   return tiles * (products * op.c * k + 2 * frequencies * c + 2 * sums * k) + test;
 }
 
@@ -109,7 +110,7 @@ double rounding(int sums, bool outside) {
 
 TileBound bound_of(const Operation& op, const Tile& tile, bool first, bool bfloat16) {
   const LayerDescription& layer = *op.layer;
-  const int r = layer.kernel_h;
+  const int r = layer.kernel_h, step = op.pool ? 2 : 1;
   const int sums = along_rows(tile) ? op.c * r : op.c;
   const double outside = rounding(sums, true) / rounding(sums, false);
   double kappa = kDeviations * std::sqrt(rounding(sums, false));
@@ -129,7 +130,11 @@ TileBound bound_of(const Operation& op, const Tile& tile, bool first, bool bfloa
         if (j < i || j >= i + r) gains[i][j] *= outside;
         sum += gains[i][j];
       }
-      most = std::max(most, sum / r);
+      most = std::max(most, sum / (r + step - 1));
+      if (step == 1) continue;
+      for (int j = 0; j < 8; ++j) {
+        gains[i / 2][j] = i % 2 ? std::max(gains[i / 2][j], gains[i][j]) : gains[i][j];
+      }
     }
   };
   complete(rows, tile.h, largest[0]);
@@ -139,19 +144,15 @@ TileBound bound_of(const Operation& op, const Tile& tile, bool first, bool bfloa
   // Images are even beside what a ReLU leaves.
   bound.window = window_bound(
       layer.weight, layer.out_channels, op.c, r, r,
-      {kappa, largest[0] * largest[1], first ? 0.6 : 0.15, kDeviations, /*squares=*/true});
-  for (int i = 0; i < tile.h; ++i) {
+      {kappa, largest[0] * largest[1], first ? 0.6 : 0.15, kDeviations, /*squares=*/true, step});
+  for (int i = 0; i < tile.h / step; ++i) {
     for (int j = 0; j < 8; ++j) bound.rows[i][j] = static_cast<float>(rows[i][j]);
   }
-  // Rows that are summed as they are have one factor, and e(window) is a part of e(tile).
-  const double row = along_rows(tile) ? 1.0 / r : 1.0;
-  const double window = along_rows(tile) ? bound.window.spread : 0.0;
   for (int lane = 0; lane < 16; ++lane) {
-    const int output = lane % tile.w;
+    const int output = lane % (tile.w / step);
     for (int j = 0; j < tile.w + r - 1; ++j) {
-      const double inside = j >= output && j < output + r ? window : 0.0;
-      bound.columns[kBefore + j - output][lane] =
-          static_cast<float>(bound.window.tile * row * columns[output][j] + inside);
+      bound.columns[kBefore + j - output * step][lane] =
+          static_cast<float>(bound.window.tile * columns[output][j]);
     }
   }
   return bound;
@@ -196,6 +197,12 @@ void choose_tile(Operation& op, bool first, bool last, bool tanh, bool bfloat16,
   }
 }
 
+// Whether a convolution that is computed in tiles can pool its outputs by this layer.
+bool pools_tiles(const LayerDescription& layer) {
+  return layer.kind == LayerKind::max_pool2d && layer.kernel_h == 2 && layer.kernel_w == 2 &&
+         layer.stride_h == 2 && layer.stride_w == 2 && layer.pad_h == 0 && layer.pad_w == 0;
+}
+
 }  // namespace
 
 int pick_lanes(int channels, const FusedKernels& kernels) {
@@ -232,6 +239,7 @@ std::vector<Operation> operations_of(const NetworkDescription& description, bool
   std::vector<Operation> operations;
   int c = description.c, h = description.h, w = description.w;
   const auto& layers = description.layers;
+  std::size_t pooled = layers.size();  // layer that the last convolution does
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const LayerDescription& layer = layers[i];
     const int index = static_cast<int>(i);
@@ -251,15 +259,18 @@ std::vector<Operation> operations_of(const NetworkDescription& description, bool
             layers.begin() + i + 1, layers.end(),
             [](const LayerDescription& later) { return later.kind != LayerKind::max_pool2d; });
         const bool tanh = next != layers.end() && next->kind == LayerKind::tanh;
+        std::size_t after = i + 1;
+        if (after < layers.size() && activation_of(layers[after].kind) != Activation::none) ++after;
+        op.pool =
+            after < layers.size() && op.out_h > 1 && op.out_w > 1 && pools_tiles(layers[after]);
         choose_tile(op, !last, final && last, tanh, bfloat16, kernels);
+        op.pool = op.pool && op.kind == StepKind::winograd;
+        if (op.pool) pooled = after;
         break;
       }
       case LayerKind::max_pool2d: {
         const MaxPool2dShape shape = pool_shape(layer, c, h, w);
-        if (last && last->kind == StepKind::winograd && !last->pool && shape.r == 2 &&
-            shape.s == 2 && shape.stride_h == 2 && shape.stride_w == 2 && shape.pad_top == 0 &&
-            shape.pad_left == 0) {
-          last->pool = true;
+        if (pooled == i) {
           last->layers.push_back(index);
           last->out_h = h = shape.out_h();
           last->out_w = w = shape.out_w();

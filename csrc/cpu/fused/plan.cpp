@@ -36,7 +36,9 @@ Layout input_layout(const std::vector<Operation>& operations, std::size_t index)
 
 // Of what is measured of an input row: vectors of outputs read what is before and after them.
 int sums_pitch(const Operation& op) {
-  return round_up(std::max(round_up(op.conv_w, op.tile_w), 2 * op.layer->pad_w + op.w), 16) + 16;
+  const int step = op.pool ? 2 : 1;
+  const int columns = std::max(round_up(op.conv_w, op.tile_w), 2 * op.layer->pad_w + op.w);
+  return round_up((columns + step - 1) / step, 16) + 16;
 }
 
 // Gives each step its place in a workspace: first what one image needs, then the tail of a group of
@@ -117,6 +119,7 @@ class Builder {
       p.pitch = round_up(std::max(last + tiles, p.margin + (p.w + 3) / 4), kernels_.wide);
       p.rows = layout.rows;
       p.left = layer.pad_w;
+      p.sums_step = first.pool ? 2 : 1;
       p.sums_pitch = sums_pitch(first);
       step.kind = StepKind::to_planar;
       step.conv.image = p;

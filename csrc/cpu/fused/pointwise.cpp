@@ -54,6 +54,15 @@ CNN_ENGINE_INLINE void interleave(Vec<W> a, Vec<W> b, Vec<W>& first, Vec<W>& sec
   second = interleaved<W, true>(a, b, lanes);
 }
 
+// Stores two rows by columns.
+template <int W>
+CNN_ENGINE_INLINE void store_pairs(Vec<W> a, Vec<W> b, float* to) {
+  Vec<W> first = a, second = b;
+  if constexpr (W > 1) interleave<W>(a, b, first, second);
+  store<W>(to, first);
+  store<W>(to + W, second);
+}
+
 // Stores [4, W] by columns.
 template <int W>
 CNN_ENGINE_INLINE void store_columns(const Vec<W> (&rows)[4], float* to) {
@@ -71,7 +80,7 @@ CNN_ENGINE_INLINE void store_columns(const Vec<W> (&rows)[4], float* to) {
 
 // Sums over channels of a row's |x| and x^2 (PlanarLayout); `row` is its first place.
 template <int W>
-void measure_row(const PlanarLayout& p, const float* row, float* sizes, float* squares) {
+void measure_row(const PlanarLayout& p, const float* row, float* sizes) {
   const int places = (p.w + 3) / 4;
   for (int first = 0; first < places; first += W) {
     const int at = first + W > places ? places - W : first;
@@ -87,8 +96,18 @@ void measure_row(const PlanarLayout& p, const float* row, float* sizes, float* s
       }
       square[phase] = at_least<W>(square[phase], size[phase]);
     }
-    store_columns<W>(size, sizes + 4 * at);
-    store_columns<W>(square, squares + 4 * at);
+    if (p.sums_step == 1) {
+      store_columns<W>(size, sizes + p.left + 4 * at);
+      store_columns<W>(square, sizes + p.squares() + p.left + 4 * at);
+      continue;
+    }
+#pragma GCC unroll 2
+    for (int phase = 0; phase < 2; ++phase) {
+      const int x = p.left + phase;
+      float* to = sizes + x % 2 * p.sums_pitch + x / 2 + 2 * at;
+      store_pairs<W>(size[phase], size[phase + 2], to);
+      store_pairs<W>(square[phase], square[phase + 2], to + p.squares());
+    }
   }
 }
 
@@ -107,14 +126,13 @@ void to_planar(const void* image, const Pixels& pixels, const PlanarLayout& p, f
   }
   for (int y = begin; y < end; ++y) {
     const float* row = out + std::size_t(y + p.top) * 4 * p.pitch + p.margin;
-    float* sizes = out + p.sums_at(y + p.top) + p.left;
-    float* squares = sizes + std::size_t(p.rows) * p.sums_pitch;
+    float* sizes = out + p.sums_at(y + p.top);
     if (p.w > 4 * (kLanes - 1)) {
-      measure_row<kLanes>(p, row, sizes, squares);
+      measure_row<kLanes>(p, row, sizes);
     } else if (p.w > 12) {
-      measure_row<4>(p, row, sizes, squares);
+      measure_row<4>(p, row, sizes);
     } else {
-      measure_row<1>(p, row, sizes, squares);
+      measure_row<1>(p, row, sizes);
     }
   }
 }

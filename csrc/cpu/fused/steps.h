@@ -33,30 +33,33 @@ constexpr int kBefore = 3;
 // The first layer's image where it has few channels: [c, rows, 4, pitch], a row's pixels dealt out
 // by column modulo 4, so that SIMD lanes hold the same place of neighbouring tiles, 4 columns
 // apart. Pixel (y, x) is at row y + top, phase x % 4, place x / 4 + margin; the rest is zero. After
-// it lie the pixels' sums over channels of |x| and of x^2, [2, rows, sums_pitch], see sums_at.
+// it lie the pixels' sums over channels of |x| and of x^2, see sums_at: [2, rows, sums_step,
+// sums_pitch], columns (padding included) dealt out by `sums_step`.
 struct PlanarLayout {
   int c = 0, h = 0, w = 0;
   int pitch = 0;
   int top = 0, left = 0, margin = 0;
   int rows = 0;
-  int sums_pitch = 0;
+  int sums_step = 1, sums_pitch = 0;
 
   CNN_ENGINE_INLINE std::size_t plane() const { return std::size_t(rows) * 4 * pitch; }
-  CNN_ENGINE_INLINE std::size_t size() const {
-    return c * plane() + 2 * std::size_t(rows) * sums_pitch;
-  }
-  // Of row `row`, padding included: the first column's |x|; x^2 is rows * sums_pitch further.
+  CNN_ENGINE_INLINE std::size_t size() const { return c * plane() + 2 * squares(); }
+  // Of row `row`, padding included: the first column's |x|; x^2 is squares() further.
   CNN_ENGINE_INLINE std::size_t sums_at(int row) const {
-    return c * plane() + std::size_t(row) * sums_pitch + kBefore;
+    return c * plane() + std::size_t(row) * sums_step * sums_pitch + kBefore;
+  }
+  CNN_ENGINE_INLINE std::size_t squares() const {
+    return std::size_t(rows) * sums_step * sums_pitch;
   }
 };
 
-// What window_bound.h asks of windows of a tile: an output is Winograd's where
+// What window_bound.h asks of windows of a tile, or of the four of a pooled output together: an
+// output is Winograd's where
 //
 //   (sum of factors and l(x))^2 >= spread e(window) + sum of rows, columns and e(x) of the tile
 struct TileBound {
   WindowBound window;
-  float rows[4][8];  // by the output's row and the input's; tiles of rows have none
+  float rows[4][8];  // by the output's row and the input's
   // By the input's column less that of the window's first, and kBefore; by lane, of a row's
   // outputs.
   float columns[kBefore + 8][16];
@@ -93,12 +96,14 @@ struct ConvStep {
   std::size_t v_offset, m_offset, p_offset, b_offset;  // of the parts of scratch, in floats
   TileBound bound;
   const float* direct;  // weights of outputs that the bound leaves out, packed as pack_direct does
-  int sums_pitch;       // of what is measured of an input row
+  int sums_pitch;       // of what is measured of an input row, of columns dealt out by step()
 
   CNN_ENGINE_INLINE bool along_rows() const { return tile_h < tile_w; }
+  // Outputs of the convolution on a side of one of the step.
+  CNN_ENGINE_INLINE int step() const { return pool ? 2 : 1; }
   // Of scratch: rows of what is measured, and what it is made of.
   CNN_ENGINE_INLINE std::size_t measured() const {
-    return std::size_t(3 * (tile_h + r - 1) + 2) * sums_pitch;
+    return std::size_t(3 * (tile_h + r - 1) + 2 * step()) * sums_pitch;
   }
 };
 

@@ -48,66 +48,106 @@ struct TileError {
   double usual = kUsualPart;  // see there
   double deviations = kBoundDeviations;
   bool squares = false;  // of both errors, squares are added up
+  int step = 1;          // 2: before a 2x2 pool, see window_bound()
 };
 
-// Of weights [filters, channels, r, s].
+// Of weights [filters, channels, r, s]. The error of a pooled output is within the largest bound of
+// its four windows, which is at least their mean: that of a window of one row and column more, with
+// the mean of four places of |w|.
 CNN_ENGINE_INLINE WindowBound window_bound(const float* weight, int filters, int channels, int r,
                                            int s, const TileError& error) {
   WindowBound bound{};
-  const int taps = r * s;
+  const int taps = r * s, step = error.step;
+  const int height = r + step - 1, width = s + step - 1;
   const double count = double(channels) * taps;
   double spread = 0, mean = 1, tap_part[kBoundTaps], row_part[kBoundRows],
          column_part[kBoundColumns];
   for (double& part : tap_part) part = 1;
   for (double& part : row_part) part = 1;
   for (double& part : column_part) part = 1;
-  bool regular = r <= kBoundRows && s <= kBoundColumns, any = false;
+  bool regular = height <= kBoundRows && width <= kBoundColumns, any = false;
+  // What each row and each column has of a mean: 1, and less at the border of pooled windows.
+  double row_share[kBoundRows] = {}, column_share[kBoundColumns] = {}, shares = 0;
+  for (int i = 0; i < r && regular; ++i) {
+    for (int a = 0; a < step; ++a) row_share[i + a] += 1.0 / step;
+  }
+  for (int j = 0; j < s && regular; ++j) {
+    for (int a = 0; a < step; ++a) column_share[j + a] += 1.0 / step;
+  }
+  for (int i = 0; i < height && regular; ++i) {
+    for (int j = 0; j < width; ++j) {
+      const double share = row_share[i] * column_share[j];
+      shares += share * share;
+    }
+  }
   for (int k = 0; k < filters && regular; ++k, weight += std::int64_t{channels} * taps) {
-    double sums[kBoundRows * kBoundColumns] = {}, square = 0;
+    double sums[kBoundRows * kBoundColumns] = {}, square = 0, share_square = 0, product = 0;
     for (int c = 0; c < channels; ++c) {
+      double means[kBoundRows * kBoundColumns] = {};
       for (int tap = 0; tap < taps; ++tap) {
         const double w = weight[std::int64_t{c} * taps + tap];
-        sums[tap] += std::fabs(w);
         square += w * w;
+        for (int a = 0; a < step; ++a) {
+          double* to = means + (tap / s + a) * width + tap % s;
+          for (int b = 0; b < step; ++b) to[b] += std::fabs(w) / (step * step);
+        }
+      }
+      for (int place = 0; place < height * width; ++place) {
+        sums[place] += means[place];
+        share_square += means[place] * means[place];
+        product += means[place] * row_share[place / width] * column_share[place % width];
       }
     }
     double sum = 0, rows[kBoundRows] = {}, columns[kBoundColumns] = {};
-    for (int tap = 0; tap < taps; ++tap) {
-      sum += sums[tap];
-      rows[tap / s] += sums[tap];
-      columns[tap % s] += sums[tap];
+    for (int place = 0; place < height * width; ++place) {
+      sum += sums[place];
+      rows[place / width] += sums[place];
+      columns[place % width] += sums[place];
     }
     if (sum == 0) continue;  // exact, whatever it is multiplied by
     any = true;
     const double size = std::sqrt(square / channels), own = sum / count / size;
     regular = size >= kLeastWeight && size < 1e25;  // false for NaN
-    const double variance = square / count / (size * size) - own * own;
+    const double places = double(channels) * height * width;
+    const double variance = (share_square / (size * size) - 2 * own * product / size) / places +
+                            own * own * shares / (height * width);
     const auto lower = [](double& least, double value) {
       if (value < least) least = value;
     };
     if (variance > spread) spread = variance;
     lower(mean, own);
-    for (int tap = 0; tap < taps && tap < kBoundTaps; ++tap) {
+    for (int tap = 0; tap < taps && tap < kBoundTaps && step == 1; ++tap) {
       lower(tap_part[tap], 2 * sums[tap] * taps / sum);
     }
-    for (int i = 0; i < r; ++i) lower(row_part[i], 4 * rows[i] * r / sum);
-    for (int j = 0; j < s; ++j) lower(column_part[j], 4 * columns[j] * s / sum);
+    for (int i = 0; i < height; ++i) lower(row_part[i], 4 * rows[i] * r / (sum * row_share[i]));
+    for (int j = 0; j < width; ++j) {
+      lower(column_part[j], 4 * columns[j] * s / (sum * column_share[j]));
+    }
   }
   if (!regular || !any) return bound;
   const double tile = error.kappa / (kBoundPart * (16 + count / 8));
   const double deviations = error.deviations * std::sqrt(spread);
   double all = 0;
-  for (int i = 0; i < r; ++i) bound.rows[i] = static_cast<float>(mean * row_part[i]);
-  for (int j = 0; j < s; ++j) bound.columns[j] = static_cast<float>(column_part[j]);
-  for (int tap = 0; tap < taps; ++tap) {
-    double part = row_part[tap / s] * column_part[tap % s];
-    if (tap < kBoundTaps && channels >= kBoundChannels) part = tap_part[tap];
-    if (tap < kBoundTaps) bound.taps[tap] = static_cast<float>(mean * part);
-    all += mean * part / taps;
+  for (int i = 0; i < height; ++i) {
+    row_part[i] *= row_share[i];
+    bound.rows[i] = static_cast<float>(mean * row_part[i]);
   }
+  for (int j = 0; j < width; ++j) {
+    column_part[j] *= column_share[j];
+    bound.columns[j] = static_cast<float>(column_part[j]);
+  }
+  for (int place = 0; place < height * width; ++place) {
+    double part = row_part[place / width] * column_part[place % width];
+    if (step == 1 && place < kBoundTaps) {
+      if (channels >= kBoundChannels) part = tap_part[place];
+      bound.taps[place] = static_cast<float>(mean * part);
+    }
+    all += mean * part;
+  }
+  all *= std::sqrt(error.usual * channels / (height * width));  // by the root of e(window)
   const double most = tile * std::sqrt(error.tile_part);
   const double needed = error.squares ? std::hypot(deviations, most) : deviations + most;
-  bound.fits = all * std::sqrt(error.usual * count) > needed;
+  bound.fits = all > needed;
   bound.tile = static_cast<float>(tile * tile);
   bound.spread = static_cast<float>(deviations * deviations);
   return bound;

@@ -18,17 +18,8 @@
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
 
-// Channels in wide vectors, and what is left in narrow ones: body(width, first channel).
-template <typename Body>
-CNN_ENGINE_INLINE void for_vectors(int pitch, const Body& body) {
-  int c = 0;
-  for (; c + kWide <= pitch; c += kWide) body(std::integral_constant<int, kWide>(), c);
-  if (kNarrow == kWide) return;
-  for (; c < pitch; c += kNarrow) body(std::integral_constant<int, kNarrow>(), c);
-}
-
 // Columns first: each is transformed once for the tiles that share it, into [x, i, channels].
-template <int MH, int MW, int R>
+template <int MH, int MW, int R, int W>
 void transform_input(const ConvStep& s, const float* in, float* columns, float* v, int tile_row) {
   constexpr int AH = MH + R - 1, AW = MW + R - 1;
   const int pitch = s.in.pitch;
@@ -36,20 +27,18 @@ void transform_input(const ConvStep& s, const float* in, float* columns, float* 
   const float* top = in + std::size_t(tile_row) * MH * row;
   const int width = s.tiles_x * MW + R - 1;
   for (int x = 0; x < width; ++x) {
-    for_vectors(pitch, [&](auto lanes, int c) __attribute__((always_inline)) {
-      constexpr int W = decltype(lanes)::value;
+    for (int c = 0; c < pitch; c += W) {
       Vec<W> d[AH], o[AH];
 #pragma GCC unroll 8
       for (int i = 0; i < AH; ++i) d[i] = load<W>(top + i * row + x * pitch + c);
       input_transform(d, o);
 #pragma GCC unroll 8
       for (int i = 0; i < AH; ++i) store<W>(columns + (std::size_t(x) * AH + i) * pitch + c, o[i]);
-    });
+    }
   }
   for (int t = 0; t < s.tiles_x; ++t) {
     for (int i = 0; i < AH; ++i) {
-      for_vectors(pitch, [&](auto lanes, int c) __attribute__((always_inline)) {
-        constexpr int W = decltype(lanes)::value;
+      for (int c = 0; c < pitch; c += W) {
         const float* from = columns + (std::size_t(t) * MW * AH + i) * pitch + c;
         float* to = v + i * AW * s.v_pitch + std::size_t(t) * pitch + c;
         Vec<W> d[AW], o[AW];
@@ -58,7 +47,7 @@ void transform_input(const ConvStep& s, const float* in, float* columns, float* 
         input_transform(d, o);
 #pragma GCC unroll 8
         for (int j = 0; j < AW; ++j) store<W>(to + j * s.v_pitch, o[j]);
-      });
+      }
     }
   }
 }
@@ -161,6 +150,15 @@ template <int MH, int MW, int R, int W, bool pool>
       store<W>(out + s.out.at(top + i, left + j) + k, activated<W>(s.activation, value + bias));
     }
   }
+}
+
+// Channels in wide vectors, and what is left in narrow ones: body(width, first channel).
+template <typename Body>
+CNN_ENGINE_INLINE void for_vectors(int pitch, const Body& body) {
+  int c = 0;
+  for (; c + kWide <= pitch; c += kWide) body(std::integral_constant<int, kWide>(), c);
+  if (kNarrow == kWide) return;
+  for (; c < pitch; c += kNarrow) body(std::integral_constant<int, kNarrow>(), c);
 }
 
 template <int MH, int MW, int R, bool pool>
@@ -292,9 +290,10 @@ void multiply_planar(const ConvStep& s, const float* v, int channel, float* out,
 }
 
 // What window_bound.h asks of the rows of tiles that one call comes to, and what it leaves out.
-// Lanes are the outputs of a row; what lanes past the last tile hold does not count. Outputs that
-// are left out wait until there are enough to share the reading of weights: a pool's four together.
-template <int MH, int MW, int R>
+// Lanes are the outputs of a row, pooled ones where there is a pool; what lanes past the last tile
+// hold does not count. Outputs that are left out wait until there are enough to share the reading
+// of weights.
+template <int MH, int MW, int R, bool pool>
 class Measured {
  public:
   static constexpr int AH = MH + R - 1, AW = MW + R - 1;
@@ -304,46 +303,134 @@ class Measured {
         in_(in),
         out_(out),
         rows_(scratch + s.b_offset),
-        sizes_(rows_ + 3 * AH * s.sums_pitch),
+        sizes_(rows_ + 3 * AH * s.sums_pitch + kBefore),
         patches_(scratch + s.b_offset + s.measured()),
+        begin_(begin),
         next_(begin * MH) {
-    if (!s.planar) __builtin_memset(sizes_, 0, 2 * s.sums_pitch * sizeof(float));
+    if (!s.planar) {
+      __builtin_memset(sizes_ - kBefore, 0, 2 * step * s.sums_pitch * sizeof(float));
+    }
   }
 
-  // Finds the outputs of a row of tiles, which Winograd's have been written to, that are not to be.
-  void finish(int tile_row) {
-    const int top = tile_row * MH;
-    for (; next_ < top + AH; ++next_) measure(next_);
-    for (int x = 0; x < s_.tiles_x * MW; x += W) take(top, x, outside(top, x));
+  // Finds the outputs of rows of tiles, which Winograd's have been written to, that are not to be,
+  // and computes them.
+  void finish(int end) {
+    for (; begin_ < end; ++begin_) {
+      const int top = begin_ * MH;
+      for (; next_ < top + AH; ++next_) measure(next_);
+      for (int x = 0; x < s_.tiles_x * MW / step; x += W) take(top / step, x, outside(top, x));
+    }
+    flush();
   }
 
-  // The same of rows of tiles of rows, whose sums are those of their rows: each row of inputs is
-  // added to those of the windows that it is in, held[r] being where it is row r.
-  void finish_rows(int begin, int end) {
-    const float* factors = s_.bound.window.rows;
-    for (int x = 0; x < s_.tiles_x * MW; x += W) {
-      Vec<W> held[R] = {}, tile[R] = {}, part;
-      IntVec<W> found = {};
-      for (int y = begin * MH; y < end * MH + R - 1; ++y) {
-        Vec<W> row_held, row_tile;
-        const float* sizes = in_ + s_.image.sums_at(y) + x;
-        sum_row(sizes, sizes + std::size_t(s_.image.rows) * s_.sums_pitch, row_held, row_tile,
-                part);
-#pragma GCC unroll 5
-        for (int r = R - 1; r > 0; --r) {
-          held[r] = held[r - 1] + factors[r] * row_held;
-          tile[r] = tile[r - 1] + row_tile;
+ private:
+  static constexpr int W = kWide;
+  static constexpr int step = pool ? 2 : 1;  // of outputs and, in what is measured, of columns
+  static constexpr int span = R + step - 1;  // of an output's window
+
+  float* row(int y) const { return rows_ + y % AH * 3 * s_.sums_pitch; }
+
+  // Of zeros alone Winograd's outputs are exact.
+  static CNN_ENGINE_INLINE IntVec<W> fails(Vec<W> held, Vec<W> tile) {
+    return ~(held * held - tile >= kLeastSquare) & (tile != 0.0f);
+  }
+
+  // A row of windows: the sum of factors and l(x), that of factors and e(x), and e(window).
+  void measure(int y) {
+    float* to = row(y);
+    if (y < s_.in.top || y >= s_.in.top + s_.in.h) {
+      __builtin_memset(to, 0, 3 * s_.sums_pitch * sizeof(float));
+      return;
+    }
+    const float* sizes = sizes_;
+    const float* squares = sizes + step * s_.sums_pitch;
+    if (s_.planar) {
+      sizes = in_ + s_.image.sums_at(y);
+      squares = sizes + s_.image.squares();
+    } else if (s_.in.pitch % kWide == 0 && s_.in.w > kNarrow) {
+      measure_places<kWide>(y);
+    } else {
+      measure_places<kNarrow>(y);
+    }
+    const auto at = [&](int k) {
+      return (k & (step - 1)) * s_.sums_pitch + (k >> (step - 1));
+    };
+    const TileBound& bound = s_.bound;
+    for (int x = 0; x < s_.tiles_x * MW / step; x += W) {
+      Vec<W> held = {}, tile = {}, part = {};
+#pragma GCC unroll 6
+      for (int k = 0; k < span; ++k) held += bound.window.columns[k] * load<W>(sizes + at(k) + x);
+      // A tile's first column acts on its first outputs alone, the last on the last.
+      constexpr int before = MW - step, one = before > 0 ? 1 : 0;
+#pragma GCC unroll 16
+      for (int k = one - before; k < AW - one; ++k) {
+        const Vec<W> square = load<W>(squares + at(k) + x);
+        tile += load<W>(bound.columns[kBefore + k]) * square;
+        if (k >= 0 && k < span) part += square;
+      }
+      store<W>(to + x, held);
+      store<W>(to + s_.sums_pitch + x, tile);
+      store<W>(to + 2 * s_.sums_pitch + x, part);
+    }
+  }
+
+  // l(x) and e(x) of a row's pixels, `L` at once: lanes are columns dealt out by `step`.
+  template <int L>
+  void measure_places(int y) {
+    const Layout& p = s_.in;
+    const float* row = in_ + std::size_t(y) * p.cols * p.pitch;
+    for (int first = p.left & -step; first < p.left + p.w; first += L) {
+      Vec<L> l[L], e[L];
+#pragma GCC unroll 16
+      for (int i = 0; i < L; ++i) {
+        const int column = first + i * step % L + i * step / L;
+        const int x = column < p.cols ? column : p.cols - 1;
+        const float* from = row + std::size_t(x) * p.pitch;
+        Vec<L> value = load<L>(from);
+        l[i] = absolute(value);
+        e[i] = value * value;
+        for (int c = L; c < p.pitch; c += L) {
+          value = load<L>(from + c);
+          l[i] += absolute(value);
+          e[i] += value * value;
         }
-        held[0] = factors[0] * row_held;
-        tile[0] = row_tile;
-        const int output = y - (R - 1), i = output & (MH - 1);
-        if (output < begin * MH) continue;
-        found |= fails(held[R - 1], tile[R - 1]) & (1 << i);
-        if (i < MH - 1) continue;
-        take(output - i, x, found);
-        found = IntVec<W>{};
+      }
+      Vec<L> sums[2] = {lane_sums<L>(l), lane_sums<L>(e)};
+      sums[1] = at_least<L>(sums[1], sums[0]);
+      for (int i = 0; i < 2; ++i) {
+        float* to = sizes_ + i * step * s_.sums_pitch + first / step;
+        const auto* from = reinterpret_cast<const char*>(&sums[i]);
+        for (int phase = 0; phase < step; ++phase, to += s_.sums_pitch) {
+          __builtin_memcpy(to, from + phase * (L / step) * sizeof(float), L / step * sizeof(float));
+        }
       }
     }
+  }
+
+  // Of a row of outputs from `first`: those outside the bound, a bit for each of the tiles' rows.
+  IntVec<W> outside(int top, int first) const {
+    const TileBound& bound = s_.bound;
+    const float* rows[AH];
+    for (int i = 0; i < AH; ++i) rows[i] = row(top + i) + first;
+    IntVec<W> found = {};
+    constexpr int outputs = MH / step;
+#pragma GCC unroll 4
+    for (int i = 0; i < outputs; ++i) {
+      Vec<W> held = {}, part = {};
+#pragma GCC unroll 6
+      for (int r = 0; r < span; ++r) {
+        held += bound.window.rows[r] * load<W>(rows[i * step + r]);
+        part += load<W>(rows[i * step + r] + 2 * s_.sums_pitch);
+      }
+      Vec<W> tile = bound.window.spread * part;
+#pragma GCC unroll 8
+      for (int r = 0; r < AH; ++r) {
+        if ((r == 0 && i > 0) || (r == AH - 1 && i < outputs - 1)) continue;
+        tile += bound.rows[i][r] * load<W>(rows[r] + s_.sums_pitch);
+      }
+      found |= fails(held, tile) & (1 << i);
+    }
+    return found;
   }
 
   // Computes those that wait.
@@ -357,154 +444,33 @@ class Measured {
     count_ = 0;
   }
 
- private:
-  static constexpr int W = kWide;
-
-  float* row(int y) const { return rows_ + y % AH * 3 * s_.sums_pitch; }
-
-  // Of a row of windows: the sum of factors and l(x), that of factors and e(x), and e(window).
-  CNN_ENGINE_INLINE void sum_row(const float* sizes, const float* squares, Vec<W>& held,
-                                 Vec<W>& tile, Vec<W>& part) const {
-    const TileBound& bound = s_.bound;
-    held = tile = part = Vec<W>{};
-#pragma GCC unroll 5
-    for (int k = 0; k < R; ++k) held += bound.window.columns[k] * load<W>(sizes + k);
-    // A tile's first column acts on its first outputs alone, the last on the last.
-#pragma GCC unroll 16
-    for (int k = 2 - MW; k < AW - 1; ++k) {
-      const Vec<W> square = load<W>(squares + k);
-      tile += load<W>(bound.columns[kBefore + k]) * square;
-      if (k >= 0 && k < R) part += square;
-    }
-  }
-
-  // Of zeros alone Winograd's outputs are exact.
-  static CNN_ENGINE_INLINE IntVec<W> fails(Vec<W> held, Vec<W> tile) {
-    return ~(held * held - tile >= kLeastSquare) & (tile != 0.0f);
-  }
-
-  void measure(int y) {
-    float* to = row(y);
-    if (y < s_.in.top || y >= s_.in.top + s_.in.h) {
-      __builtin_memset(to, 0, 3 * s_.sums_pitch * sizeof(float));
-      return;
-    }
-    const float* sizes = sizes_ + kBefore;
-    const float* squares = sizes + s_.sums_pitch;
-    if (s_.planar) {
-      sizes = in_ + s_.image.sums_at(y);
-      squares = sizes + std::size_t(s_.image.rows) * s_.sums_pitch;
-    } else if (s_.in.pitch % kWide == 0 && s_.in.w > kNarrow) {
-      measure_places<kWide>(y);
-    } else {
-      measure_places<kNarrow>(y);
-    }
-    for (int x = 0; x < s_.tiles_x * MW; x += W) {
-      Vec<W> held, tile, part;
-      sum_row(sizes + x, squares + x, held, tile, part);
-      store<W>(to + x, held);
-      store<W>(to + s_.sums_pitch + x, tile);
-      store<W>(to + 2 * s_.sums_pitch + x, part);
-    }
-  }
-
-  // l(x) and e(x) of a row's pixels, `L` at once.
-  template <int L>
-  void measure_places(int y) {
-    const Layout& p = s_.in;
-    const float* row = in_ + std::size_t(y) * p.cols * p.pitch;
-    float* to = sizes_ + kBefore;
-    for (int first = p.left; first < p.left + p.w; first += L) {
-      Vec<L> l[L], e[L];
-#pragma GCC unroll 16
-      for (int i = 0; i < L; ++i) {
-        const int x = first + i < p.cols ? first + i : p.cols - 1;
-        const float* from = row + std::size_t(x) * p.pitch;
-        Vec<L> value = load<L>(from);
-        l[i] = absolute(value);
-        e[i] = value * value;
-        for (int c = L; c < p.pitch; c += L) {
-          value = load<L>(from + c);
-          l[i] += absolute(value);
-          e[i] += value * value;
-        }
-      }
-      const Vec<L> size = lane_sums<L>(l), square = lane_sums<L>(e);
-      store<L>(to + first, size);
-      store<L>(to + s_.sums_pitch + first, at_least<L>(square, size));
-    }
-  }
-
-  // Of a row of outputs from `first`: those outside the bound, a bit for each of the tiles' rows.
-  IntVec<W> outside(int top, int first) const {
-    const TileBound& bound = s_.bound;
-    const float* rows[AH];
-    for (int i = 0; i < AH; ++i) rows[i] = row(top + i) + first;
-    IntVec<W> found = {};
-#pragma GCC unroll 4
-    for (int i = 0; i < MH; ++i) {
-      Vec<W> held = {}, part = {};
-#pragma GCC unroll 5
-      for (int r = 0; r < R; ++r) {
-        held += bound.window.rows[r] * load<W>(rows[i + r]);
-        part += load<W>(rows[i + r] + 2 * s_.sums_pitch);
-      }
-      Vec<W> tile = bound.window.spread * part;
-#pragma GCC unroll 8
-      for (int r = i == 0 ? 0 : 1; r < (i == MH - 1 ? AH : AH - 1); ++r) {
-        tile += bound.rows[i][r] * load<W>(rows[r] + s_.sums_pitch);
-      }
-      found |= fails(held, tile) & (1 << i);
-    }
-    return found;
-  }
-
+  // Has outputs that are found, in rows from `top` and columns from `first` on, wait.
   void take(int top, int first, IntVec<W> found) {
     std::uint64_t pairs[W / 2], any = 0;
     __builtin_memcpy(pairs, &found, sizeof found);
     for (int i = 0; i < W / 2; ++i) any |= pairs[i];
     if (any == 0) return;
-    if (s_.pool) {
-      add<true>(top, first, found);
-    } else {
-      add<false>(top, first, found);
-    }
-  }
-
-  // Outputs from `first` on that are found, or that are pooled with one that is.
-  template <bool pool>
-  void add(int top, int first, IntVec<W> found) {
-    constexpr int step = pool ? 2 : 1;
     std::int32_t rows[W];
     __builtin_memcpy(rows, &found, sizeof found);
-    for (int j = 0; j < W; j += step) {
-      const int bits = pool ? rows[j] | rows[j + 1] : rows[j];
-      const int x = (first + j) / step;
-      if (bits == 0 || x >= s_.out.w) continue;
-      for (int i = 0; i < MH; i += step) {
-        const int y = (top + i) / step;
-        if ((bits >> i & (pool ? 3 : 1)) == 0 || y >= s_.out.h) continue;
-        write_patch<kSide<pool>>(top + i, first + j);
-        places_[count_++] = s_.out.at(y, x);
+    for (int j = 0; j < W && first + j < s_.out.w; ++j) {
+      for (int i = 0; i < MH / step; ++i) {
+        if ((rows[j] >> i & 1) == 0 || top + i >= s_.out.h) continue;
+        write_patch((top + i) * step, (first + j) * step);
+        places_[count_++] = s_.out.at(top + i, first + j);
         if (count_ * step * step == kDirectWindows) flush();
       }
     }
   }
 
-  // What outputs that wait together read, of a side.
-  template <bool pool>
-  static constexpr int kSide = R + (pool ? 1 : 0);
-
-  // [side][side][c]
-  template <int side>
+  // [span][span][c]
   void write_patch(int y, int x) const {
-    const int row = side * s_.c;
-    float* to = patches_ + count_ * side * row;
+    const int row = span * s_.c;
+    float* to = patches_ + count_ * span * row;
     if (!s_.planar) {
       const Layout& p = s_.in;
-      for (int i = 0; i < side; ++i) {
+      for (int i = 0; i < span; ++i) {
         const float* from = in_ + (std::size_t(y + i) * p.cols + x) * p.pitch;
-        for (int j = 0; j < side; ++j, from += p.pitch, to += s_.c) {
+        for (int j = 0; j < span; ++j, from += p.pitch, to += s_.c) {
           __builtin_memcpy(to, from, s_.c * sizeof(float));
         }
       }
@@ -512,12 +478,12 @@ class Measured {
     }
     const PlanarLayout& p = s_.image;
     const std::size_t pitch = std::size_t{4} * p.pitch;
-    for (int j = 0; j < side; ++j) {
+    for (int j = 0; j < span; ++j) {
       const int at = x + j + 4 * p.margin - p.left;
       const float* from = in_ + y * pitch + std::size_t(at % 4) * p.pitch + at / 4;
       for (int c = 0; c < s_.c; ++c, ++to, from += p.plane()) {
 #pragma GCC unroll 6
-        for (int i = 0; i < side; ++i) to[i * row] = from[i * pitch];
+        for (int i = 0; i < span; ++i) to[i * row] = from[i * pitch];
       }
     }
   }
@@ -527,15 +493,9 @@ class Measured {
     const float* u = s_.direct;
     for (int k = 0; k < s_.k_pitch;) {
       const int block = block_size((s_.k_pitch - k) / L);
-      if (s_.pool) {
-        if (block == 3) compute_block<L, 3, true>(u, k);
-        if (block == 2) compute_block<L, 2, true>(u, k);
-        if (block == 1) compute_block<L, 1, true>(u, k);
-      } else {
-        if (block == 3) compute_block<L, 3, false>(u, k);
-        if (block == 2) compute_block<L, 2, false>(u, k);
-        if (block == 1) compute_block<L, 1, false>(u, k);
-      }
+      if (block == 3) compute_block<L, 3>(u, k);
+      if (block == 2) compute_block<L, 2>(u, k);
+      if (block == 1) compute_block<L, 1>(u, k);
       u += std::size_t(R) * R * s_.c * block * L;
       k += block * L;
     }
@@ -543,10 +503,10 @@ class Measured {
 
   // Of channels from `k`, in vectors of `L`. A few windows more take no longer: they are not
   // stored.
-  template <int L, int B, bool pool>
+  template <int L, int B>
   void compute_block(const float* u, int k) {
-    constexpr int windows = pool ? 4 : 1, side = kSide<pool>;
-    const std::size_t row = std::size_t{side} * s_.c, patch = row * side;
+    constexpr int windows = pool ? 4 : 1;
+    const std::size_t row = std::size_t{span} * s_.c, patch = row * span;
     const auto some = [&](auto size, int first) {
       constexpr int T = decltype(size)::value;
       const float* from[T];
@@ -593,19 +553,30 @@ class Measured {
   const float* in_;
   float* out_;
   float* rows_;     // [AH] of what measure() sums up
-  float* sizes_;    // l(x) of a row's pixels, and e(x)
+  float* sizes_;    // [2, step] l(x) of a row's pixels, and e(x)
   float* patches_;  // that wait
   std::size_t places_[kDirectWindows];
   int count_ = 0;  // of them
+  int begin_;      // row of tiles
   int next_;       // row to measure
 };
+
+// Computes those outputs of some rows of tiles again that are not to be Winograd's.
+template <int MH, int MW, int R>
+[[gnu::noinline]] void finish_windows(const ConvStep& s, const float* in, float* out,
+                                      float* scratch, int begin, int end) {
+  if (s.pool) {
+    Measured<MH, MW, R, true>(s, in, out, scratch, begin).finish(end);
+  } else {
+    Measured<MH, MW, R, false>(s, in, out, scratch, begin).finish(end);
+  }
+}
 
 template <int R, int W, int L>
 void run_planar(const ConvStep& s, const float* image, float* out, float* scratch, int begin,
                 int end) {
   float* v = scratch + s.v_offset;
   if (s.along_rows()) {
-    Measured<2, 4, R> measured(s, image, out, scratch, begin);
     for (int first = begin; first < end; first += kRowsTogether) {
       const int rows = end - first < kRowsTogether ? end - first : kRowsTogether;
       transform_rows<R, L>(s, image, v, first, rows);
@@ -614,22 +585,21 @@ void run_planar(const ConvStep& s, const float* image, float* out, float* scratc
                                     first + i);
       }
     }
-    measured.finish_rows(begin, end);
-    return measured.flush();
+    return finish_windows<2, 4, R>(s, image, out, scratch, begin, end);
   }
-  Measured<4, 4, R> measured(s, image, out, scratch, begin);
   for (int row = begin; row < end; ++row) {
     transform_planar<R, L>(s, image, scratch + s.p_offset, v, row);
     multiply_planar<4, R, W, L>(s, v, (R + 3) * (R + 3) * L, out, row);
-    measured.finish(row);
   }
-  measured.flush();
+  finish_windows<4, 4, R>(s, image, out, scratch, begin, end);
 }
 
 template <int R, int W>
 void run_planar(const ConvStep& s, const float* image, float* out, float* scratch, int begin,
                 int end) {
-  if (s.tile_lanes == kWide) return run_planar<R, W, kWide>(s, image, out, scratch, begin, end);
+  if (s.tile_lanes == kWide) {
+    return run_planar<R, W, kWide>(s, image, out, scratch, begin, end);
+  }
   run_planar<R, W, kNarrow>(s, image, out, scratch, begin, end);
 }
 
@@ -648,12 +618,15 @@ void run(const ConvStep& s, const float* in, float* out, float* scratch, int beg
   float* v = scratch + s.v_offset;
   float* m = scratch + s.m_offset;
   float* columns = scratch + s.p_offset;
-  Measured<MH, MW, R> measured(s, in, out, scratch, begin);
   for (int row = begin; row < end; row += s.group_rows) {
     const int rows = end - row < s.group_rows ? end - row : s.group_rows;
     for (int r = 0; r < rows; ++r) {
       float* to = v + std::size_t(r) * s.tiles_x * s.v_channels;
-      transform_input<MH, MW, R>(s, in, columns, to, row + r);
+      if (s.in.pitch % kWide == 0) {
+        transform_input<MH, MW, R, kWide>(s, in, columns, to, row + r);
+      } else {
+        transform_input<MH, MW, R, kNarrow>(s, in, columns, to, row + r);
+      }
     }
     const float* u = s.weight;
     const int tiles = rows * s.tiles_x;
@@ -672,25 +645,20 @@ void run(const ConvStep& s, const float* in, float* out, float* scratch, int beg
       } else {
         transform_output<MH, MW, R, false>(s, from, out, row + r);
       }
-      measured.finish(row + r);
     }
   }
-  measured.flush();
+  finish_windows<MH, MW, R>(s, in, out, scratch, begin, end);
 }
 
 template <int W>
 void run_tiles(const ConvStep& s, const float* in, float* out, float* scratch, int begin, int end) {
-  if (s.planar) {
-    if (s.r == 5) return run_planar<5, W>(s, in, out, scratch, begin, end);
-    return run_planar<3, W>(s, in, out, scratch, begin, end);
-  }
-  if (s.r == 5) {
-    if (s.tile_h == 4 && s.tile_w == 4) return run<4, 4, 5, W>(s, in, out, scratch, begin, end);
-    if (s.tile_h == 4) return run<4, 2, 5, W>(s, in, out, scratch, begin, end);
-    return run<2, 2, 5, W>(s, in, out, scratch, begin, end);
-  }
-  if (s.tile_h == 4) return run<4, 4, 3, W>(s, in, out, scratch, begin, end);
-  return run<2, 2, 3, W>(s, in, out, scratch, begin, end);
+  const auto run_with = [&](auto function) {
+    function(s, in, out, scratch, begin, end);
+  };
+  if (s.planar) return run_with(s.r == 5 ? run_planar<5, W> : run_planar<3, W>);
+  if (s.r == 3) return run_with(s.tile_h == 4 ? run<4, 4, 3, W> : run<2, 2, 3, W>);
+  if (s.tile_h == 2) return run_with(run<2, 2, 5, W>);
+  run_with(s.tile_w == 4 ? run<4, 4, 5, W> : run<4, 2, 5, W>);
 }
 
 }  // namespace
