@@ -302,7 +302,7 @@ class Plans:
         stream: int,
         batch: int | Sizes,
         pixels: bool,
-        wanted: frozenset[str] | None,
+        wanted: frozenset[str] | None = None,
         apart: bool = False,
     ) -> Plan:
         """Builds a plan for arrays on the device, with all of its work on one stream.
