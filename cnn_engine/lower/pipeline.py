@@ -153,14 +153,11 @@ def lower(
     for entry in PIPELINE if entries is None else entries:
         if not entry.when(setting):
             continue
-        group = entry.passes if isinstance(entry, Repeated) else (entry,)
-        before = None
-        while graph is not before:
-            before = graph
-            for one in group:
-                graph = _run(one, graph, setting, ran)
-            if not isinstance(entry, Repeated):
-                break
+        if isinstance(entry, Repeated):
+            group = [partial(_run, one, setting=setting, ran=ran) for one in entry.passes]
+            graph = passes.until_done(graph, group)
+        else:
+            graph = _run(entry, graph, setting, ran)
     return Lowered(graph, tuple(ran), tuple(setting.refused))
 
 

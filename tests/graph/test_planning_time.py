@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,13 +17,17 @@ from lowered import fuse, lay_channels_last
 from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.graph.graph import Graph, Node, Value
 from cnn_engine.graph.model import Model
+from cnn_engine.graph.reference import reference
 from cnn_engine.lower import pipeline
 from cnn_engine.lower.placement import Placement, place
-from cnn_engine.operators.binary import Add, Sub
+from cnn_engine.operators.average_pool2d import AveragePool2d
+from cnn_engine.operators.binary import Add, Mul, Sub
 from cnn_engine.operators.conv2d import Conv2d
 from cnn_engine.operators.copy import Copy
+from cnn_engine.operators.matmul import Matmul
 from cnn_engine.operators.norm import BatchNorm
-from cnn_engine.operators.shaping import Concat, Reshape
+from cnn_engine.operators.pad import Pad
+from cnn_engine.operators.shaping import Concat, Reshape, Transpose
 from cnn_engine.operators.unary import Neg, Relu, Tanh
 from cnn_engine.plan import memory
 from cnn_engine.plan.builder import plan_memory
@@ -294,3 +299,49 @@ def test_thousands_that_are_alive_together_are_packed_tightly():
             for other in alive
         )
         alive.append(life)
+
+
+def pads(count: int) -> Graph:
+    nodes = in_a_row([Pad((0, 0, 1, 0, 0, 0, 0, 1))], count).nodes
+    conv = Node("conv", Conv2d(), (nodes[-1].outputs[0], "w"), ("y",))
+    return made([*nodes, conv], {"w": WEIGHT})
+
+
+def pools(count: int) -> Graph:
+    """Pools and convolutions of one element, by turns: all pools come first."""
+    nodes, x = [], "x"
+    for i in range(count):
+        nodes.append(Node(f"c{i}", Conv2d(), (x, "w"), (f"c{i}",)))
+        nodes.append(Node(f"p{i}", AveragePool2d((1, 1), (2, 2)), (f"c{i}",), (x := f"p{i}",)))
+    images = Value("x", (1, 4, 2 ** (count + 1), 3))
+    return Graph("pools", (images,), (x,), tuple(nodes), {"w": WEIGHT}, ("x",))
+
+
+def constants_of_channels(count: int) -> Graph:
+    """What is added to a product of channels, which only the layout makes a convolution."""
+    rng = np.random.default_rng(0)
+    steps = {f"k{i}": rng.uniform(0.5, 1.5, 4).astype(np.float32) for i in range(count)}
+    nodes = [
+        Node("t", Transpose((0, 2, 3, 1)), ("x",), ("t",)),
+        Node("m", Matmul(), ("t", "v"), ("m",)),
+    ]
+    for i, op in zip(range(count), itertools.cycle((Add(), Mul())), strict=False):
+        nodes.append(Node(f"n{i}", op, (nodes[-1].outputs[0], f"k{i}"), (f"n{i}",)))
+    nodes.append(Node("y", Transpose((0, 3, 1, 2)), (nodes[-1].outputs[0],), ("y",)))
+    return made(nodes, {**steps, "v": WEIGHT[:, :, 0, 0]})
+
+
+@pytest.mark.parametrize(
+    ("network", "name"),
+    [(pads, "fold_padding"), (pools, "pool_before_convolutions"),
+     (constants_of_channels, "fold_constants_after")],
+    ids=lambda n: getattr(n, "__name__", n),
+)  # fmt: skip
+def test_a_row_of_nodes_is_rewritten_in_one_round(network, name):
+    graph = network(12 if network is not pools else 5)
+    lowered = pipeline.lower(graph, pipeline.Setting(CpuDevice(), simplified=False))
+    assert [ran.name for ran in lowered.ran].count(name) == 1
+    x = np.random.default_rng(1).normal(size=graph.inputs[0].shape).astype(np.float32)
+    wanted = reference(graph, {"x": x})[graph.outputs[0]]
+    (found,) = reference(lowered.graph, {"x": x}).values()
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())

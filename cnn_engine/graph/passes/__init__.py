@@ -71,6 +71,7 @@ __all__ = [
     "fuse_excite_scales",
     "share_constants",
     "simplify",
+    "until_done",
 ]
 
 Pass = Callable[[Graph], Graph]
@@ -89,7 +90,7 @@ SIMPLIFYING: tuple[Pass, ...] = (
 
 def simplify(graph: Graph) -> Graph:
     """Returns ``graph`` without the nodes that need not be run: folded, or with nothing to do."""
-    found = _until_done(graph, SIMPLIFYING)
+    found = until_done(graph, SIMPLIFYING)
     if found is graph or graph.rebuild is None:
         return found
     first = replace(found, rebuild=None, like=found)
@@ -102,8 +103,8 @@ def fuse_linear_activations(graph: Graph) -> Graph:
     return fuse_activations(graph, functions={"linear": EPILOGUES_ON_CUDA["linear"]})
 
 
-def _until_done(graph: Graph, passes: Sequence[Pass]) -> Graph:
-    """Runs ``passes`` in turn until none finds anything: each of them takes nodes away."""
+def until_done(graph: Graph, passes: Sequence[Pass]) -> Graph:
+    """Runs ``passes`` in turn until none finds anything: one may make work for another."""
     before = None
     while graph is not before:
         before = graph
@@ -113,4 +114,4 @@ def _until_done(graph: Graph, passes: Sequence[Pass]) -> Graph:
 
 
 def _simplified(rebuild: Callable[[Sizes], Graph], sizes: Sizes) -> Graph:
-    return _until_done(rebuild(sizes), SIMPLIFYING)
+    return until_done(rebuild(sizes), SIMPLIFYING)

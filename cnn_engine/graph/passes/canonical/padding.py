@@ -8,28 +8,31 @@ from ....operators.average_pool2d import AveragePool2d, LpPool2d
 from ....operators.conv2d import Conv2d
 from ....operators.pad import Pad
 from ....operators.pad2d import Pad2d
-from ...graph import Graph, Node
+from ...graph import Graph, Node, Operator
 from ..rewriting import Rewrites, covering, only_user
 
 
 def fold_padding(graph: Graph) -> Graph:
     """Folds zeros around an image into the convolution or average pool that reads it."""
     rewrites = Rewrites(graph)
-    for pad in graph.nodes:
-        border = _border(graph, pad)
-        if border is None:
-            continue
-        reader = only_user(graph, pad.outputs[0])
-        if reader is None or reader.inputs[0] != pad.outputs[0] or not rewrites.free(pad, reader):
-            continue
-        op = _padded(reader, border)
-        if op is not None and reader.inputs.count(pad.outputs[0]) == 1:
+    for reader in graph.nodes:
+        op, x, pads = reader.op, reader.inputs[0] if reader.inputs else None, []
+        while x is not None and (pad := graph.producers.get(x)) is not None:
+            border = _border(graph, pad)
+            alone = only_user(graph, x) is (pads or [reader])[-1] and reader.inputs.count(x) <= 1
+            if border is None or not alone or not rewrites.free(pad, reader):
+                break
+            padded = _padded(op, border)
+            if padded is None:
+                break
+            op, x = padded, pad.inputs[0]
+            pads.append(pad)
+        if pads:
             merged = replace(
-                reader, op=op, inputs=(pad.inputs[0], *reader.inputs[1:]),
-                covers=covering(pad, reader),
-            )  # fmt: skip
+                reader, op=op, inputs=(x, *reader.inputs[1:]), covers=covering(*pads[::-1], reader)
+            )
             why = f"{reader.op.kind} reads zeros outside its input anyway"
-            rewrites.replace([pad, reader], [merged], why)
+            rewrites.replace([*pads[::-1], reader], [merged], why)
     return rewrites.apply()
 
 
@@ -46,8 +49,8 @@ def _border(graph: Graph, node: Node) -> tuple[int, ...] | None:
     return (*pads[2:rank], *pads[rank + 2 :])
 
 
-def _padded(reader: Node, border: tuple[int, ...]):
-    op = reader.op
+def _padded(op: Operator, border: tuple[int, ...]) -> Operator | None:
+    """Returns the record that reads such a border of zeros too, or None where there is none."""
     if not isinstance(op, (Conv2d, AveragePool2d)) or len(op.padding) != len(border):
         return None
     padding = tuple(a + b for a, b in zip(op.padding, border, strict=True))

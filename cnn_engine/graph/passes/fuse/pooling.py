@@ -16,17 +16,40 @@ def pool_before_convolutions(graph: Graph) -> Graph:
     The convolution then has fewer positions, a quarter of them in the transitions of a DenseNet.
     """
     rewrites = Rewrites(graph)
-    for pool in graph.nodes:
-        conv = graph.producers.get(pool.inputs[0]) if _averages_evenly(pool) else None
-        if conv is None or not _is_pointwise(graph, conv) or not rewrites.free(pool, conv):
+    for last in graph.nodes:
+        run = _run_before(graph, last)
+        pools = [node for node in run if _averages_evenly(node)]
+        convs = [node for node in run if not _averages_evenly(node)]
+        order = [*pools, *convs]
+        if order == run or not rewrites.free(*run):
             continue
-        if only_user(graph, conv.outputs[0]) is not pool:
-            continue
-        pooled = rewrites.fresh(f"{conv.inputs[0]} pooled for {conv.name}")
-        first = replace(pool, inputs=conv.inputs[:1], outputs=(pooled,))
-        then = replace(conv, inputs=(pooled, *conv.inputs[1:]), outputs=pool.outputs)
-        rewrites.replace([conv, pool], [then, first], "")
+        x, moved = run[0].inputs[0], []
+        for node in order:
+            name = f"{run[0].inputs[0]} pooled for {convs[0].name}"
+            outputs = last.outputs if node is order[-1] else (rewrites.fresh(name),)
+            moved.append(replace(node, inputs=(x, *node.inputs[1:]), outputs=outputs))
+            (x,) = outputs
+        rewrites.replace(run, moved[::-1], "")
     return rewrites.apply()
+
+
+def _run_before(graph: Graph, last: Node) -> list[Node]:
+    """Returns the nodes in a row that end with ``last`` and may change places, where no more follow."""
+    if not _may_move(graph, last):
+        return []
+    after = only_user(graph, last.outputs[0])
+    if after is not None and _may_move(graph, after) and after.inputs[0] == last.outputs[0]:
+        return []
+    run = [last]
+    while (before := graph.producers.get(run[-1].inputs[0])) is not None:
+        if not _may_move(graph, before) or only_user(graph, before.outputs[0]) is not run[-1]:
+            break
+        run.append(before)
+    return run[::-1]
+
+
+def _may_move(graph: Graph, node: Node) -> bool:
+    return _averages_evenly(node) or _is_pointwise(graph, node)
 
 
 def _averages_evenly(node: Node) -> bool:

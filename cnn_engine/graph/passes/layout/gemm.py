@@ -118,35 +118,46 @@ def fold_constants_after(graph: Graph) -> Graph:
     """Folds constants a channel that are added to 1x1 convolutions over [N, H, W, C], or multiply them."""
     rewrites = Rewrites(graph)
     for conv in graph.nodes:
-        if not _is_open(conv):
-            continue
-        after = only_user(graph, conv.outputs[0])
         weight, bias = constant(graph, conv, 1), constant(graph, conv, 2)
-        if after is None or type(after.op) not in (Add, Mul) or not rewrites.free(conv, after):
+        if not _is_open(conv) or weight is None or (bias is None and not absent(conv, 2)):
             continue
-        numbers = _numbers(graph, after, conv.outputs[0])
-        if weight is None or numbers is None or (bias is None and not absent(conv, 2)):
-            continue
-        sums = np.zeros(len(weight)) if bias is None else bias.astype(np.float64)
-        scaled: np.ndarray | None = weight
-        with np.errstate(all="ignore"):
-            if type(after.op) is Add:
-                sums = sums + numbers
-            else:
-                sums = sums * numbers
-                exact = wide(weight) * numbers[:, None, None, None]
-                scaled = folded(exact, weight.dtype, apart=1, beside=sums)
-        shift = folded(sums, weight.dtype)
-        if scaled is None or shift is None:
+        run: list[Node] = []  # of constants, as many as can be part of the weights
+        while (after := only_user(graph, (run or [conv])[-1].outputs[0])) is not None:
+            numbers = None
+            if type(after.op) in (Add, Mul) and rewrites.free(conv, after):
+                numbers = _numbers(graph, after, (run or [conv])[-1].outputs[0])
+            made = None if numbers is None else _folded(after, weight, bias, numbers)
+            if made is None:
+                break
+            weight, bias = made
+            run.append(after)
+        if not run:
             continue
         names = [rewrites.fresh(f"{conv.name}.{word}") for word in ("weight", "bias")]
         merged = replace(
-            conv, inputs=(conv.inputs[0], *names), outputs=after.outputs,
-            covers=covering(conv, after),
+            conv, inputs=(conv.inputs[0], *names), outputs=run[-1].outputs,
+            covers=covering(conv, *run),
         )  # fmt: skip
-        constants = dict(zip(names, (scaled, shift), strict=True))
-        rewrites.replace([conv, after], [merged], "it is part of the weights", constants)
+        constants = dict(zip(names, (weight, bias), strict=True))
+        rewrites.replace([conv, *run], [merged], "it is part of the weights", constants)
     return rewrites.apply()
+
+
+def _folded(
+    after: Node, weight: np.ndarray, bias: np.ndarray | None, numbers: np.ndarray
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns weights and bias that also add ``numbers`` or multiply with them; None: they have no room."""
+    sums = np.zeros(len(weight)) if bias is None else bias.astype(np.float64)
+    scaled: np.ndarray | None = weight
+    with np.errstate(all="ignore"):
+        if type(after.op) is Add:
+            sums = sums + numbers
+        else:
+            sums = sums * numbers
+            exact = wide(weight) * numbers[:, None, None, None]
+            scaled = folded(exact, weight.dtype, apart=1, beside=sums)
+    shift = folded(sums, weight.dtype)
+    return None if scaled is None or shift is None else (scaled, shift)
 
 
 def _is_open(node: Node) -> bool:
