@@ -12,6 +12,7 @@ import numpy as np
 
 from .. import cli, workload
 from ..errors import expected
+from ..graph.form import form_of
 from ..io import image_files
 from ..io.files import atomic_write, write_text
 from ..report import units
@@ -63,14 +64,16 @@ def parser() -> cli.ArgumentParser:
     )  # fmt: skip
     p.add_argument(
         "--max-loss", type=float, metavar="POINTS",
-        help="points of top-1 accuracy (of agreement with the float model, where images have no labels) that "
-        "may be lost: as few layers as that needs stay float",
+        help="points of top-1 accuracy that may be lost (of agreement with the float model, where images "
+        "have no labels; percent of the outputs' size, where they are no scores of classes): as few layers "
+        "as that needs stay float",
     )  # fmt: skip
     p.add_argument(
         "--equalise", action=argparse.BooleanOptionalAction, default=None,
         help="whether channels around depthwise convolutions are scaled to one range (default: if the "
         "outputs gain)",
     )  # fmt: skip
+    p.set_defaults(inputs=None)
     p.add_argument("--output", metavar="PATH", required=True, help="the quantized .onnx file")
     p.add_argument(
         "--json", metavar="PATH", help="writes the report as JSON (- for standard output)"
@@ -127,7 +130,10 @@ def _images(options: argparse.Namespace) -> workload.Dataset:
     if options.data == "synthetic":
         return cli.dataset_of(options, model, options.images)
     if image_files.is_image_files(options.data):
-        count = len(image_files.find(options.data, model.network.classes))
+        outputs = (
+            model.network.classes if form_of(model.network, model.network.base).is_of_rows else None
+        )
+        count = len(image_files.find(options.data, outputs))
         return cli.dataset_of(options, model, min(count, options.images), held_bytes=None)
     dataset = cli.dataset_of(options, model, None)
     count = len(dataset.images)
@@ -141,19 +147,19 @@ def _images(options: argparse.Namespace) -> workload.Dataset:
 
 def summary(found: Quantized) -> list[tuple[str, str]]:
     """Returns the report's lines as (name, value)."""
-    kind = "top-1 accuracy" if found.accuracy.top1 is not None else "agreement with the float model"
     kept = [layer.name for layer in found.layers if layer.kept]
     lines = [
         ("images", str(found.images)),
         ("method", f"{found.settings.method}, activations in {found.settings.dtype.__name__}"),
         ("layers in 8 bits", f"{len(found.layers) - len(kept)} of {len(found.layers)}"),
-        ("lost", f"{found.loss:.2f} points of {kind}"),
-        ("same first class", units.percent(found.accuracy.agreement)),
+        ("lost", f"{found.loss:.2f} {found.loss_is}"),
         ("signal to noise of the outputs", f"{decibels(found.accuracy.noise):.1f} dB"),
     ]
     if found.accuracy.top1 is not None:
         both = f"{units.percent(found.accuracy.top1)}, float {units.percent(found.float_top1)}"
-        lines.insert(4, ("top-1 accuracy", both))
+        lines.append(("top-1 accuracy", both))
+    if found.accuracy.agreement is not None:
+        lines.append(("same first class", units.percent(found.accuracy.agreement)))
     if found.equalised:
         lines.append(("equalised", f"{found.equalised} pairs of layers"))
     if kept:
@@ -162,17 +168,12 @@ def summary(found: Quantized) -> list[tuple[str, str]]:
 
 
 def _row(layer: LayerReport) -> tuple[str, ...]:
-    through = "" if layer.through is None else f"{decibels(layer.through):.1f}"
-    return (
-        layer.name,
-        layer.operator,
-        f"{layer.decibels:.1f}",
-        through,
-        "float" if layer.kept else "",
-    )
+    parts = layer.noise, layer.read_noise, layer.through
+    cells = (f"{decibels(part):.1f}" for part in parts)
+    return layer.name, layer.operator, *cells, "float" if layer.kept else ""
 
 
-HEAD = ("layer", "operator", "alone, dB", "in the network, dB", "kept")
+HEAD = ("layer", "operator", "alone, dB", "its input and weights, dB", "in the network, dB", "kept")
 
 
 def text(found: Quantized, output: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -29,7 +29,9 @@ class LayerReport:
 
     Attributes:
         name, operator: the node's.
-        noise: mean over its channels of noise power over signal power, of the layer alone.
+        noise: mean over its channels of noise power over signal power, of the layer alone: its weights and
+            what it makes.
+        read_noise: the same of its weights and what it reads: what float would regain.
         through: the same of its output in the quantized network, where all layers before add theirs.
         kept: whether it stays float.
     """
@@ -37,7 +39,8 @@ class LayerReport:
     name: str
     operator: str
     noise: float
-    through: float | None
+    read_noise: float
+    through: float
     kept: bool
 
     @property
@@ -56,12 +59,13 @@ class Accuracy:
     """What a network says of images, beside the float network.
 
     Attributes:
-        agreement: the part of images of which both name the same class first.
+        agreement: the part of images of which both name the same class first; None where outputs are no
+            rows of scores.
         top1: the part that is right, where labels are known.
         noise: of the outputs, over signal.
     """
 
-    agreement: float
+    agreement: float | None
     top1: float | None
     noise: float
 
@@ -74,7 +78,8 @@ class Quantized:
         model: the ``onnx.ModelProto``.
         layers: the worst first.
         accuracy: of the quantized network; ``float_top1``: of the float one, or None.
-        loss: points of top-1 that are lost, or of agreement where there are no labels.
+        loss: points of top-1 that are lost, or of agreement where there are no labels; of other outputs the
+            noise in percent of their root mean square.
         equalised: pairs of layers whose channels were equalised.
         tensors: how many scales of activations there are.
         images: on how many it was calibrated and measured.
@@ -91,6 +96,15 @@ class Quantized:
     images: int
     settings: Settings
 
+    @property
+    def loss_is(self) -> str:
+        """What the loss is counted in."""
+        if self.accuracy.top1 is not None:
+            return "points of top-1 accuracy"
+        if self.accuracy.agreement is not None:
+            return "points of agreement with the float model"
+        return "percent of the outputs' root mean square"
+
     def to_dict(self) -> dict:
         """Returns the content of ``--json``."""
         return {
@@ -99,7 +113,8 @@ class Quantized:
             "method": self.settings.method,
             "activations": "int8" if self.settings.symmetric else "uint8",
             "images": self.images,
-            "loss_points": self.loss,
+            "loss": self.loss,
+            "loss_is": self.loss_is,
             "agreement": self.accuracy.agreement,
             "top1": self.accuracy.top1,
             "float_top1": self.float_top1,
@@ -111,7 +126,8 @@ class Quantized:
                     "name": layer.name,
                     "operator": layer.operator,
                     "snr_db": layer.decibels,
-                    "snr_through_db": None if layer.through is None else decibels(layer.through),
+                    "snr_read_db": decibels(layer.read_noise),
+                    "snr_through_db": decibels(layer.through),
                     "kept": layer.kept,
                 }
                 for layer in self.layers
@@ -205,8 +221,8 @@ def quantize(
         correct_bias: whether biases make up for what rounding the weights shifts on average.
         equalise: whether channels around depthwise convolutions are equalised; None: if the outputs gain.
         keep: names of layers that stay float.
-        max_loss: points of top-1 accuracy, or of agreement without labels, that may be lost: as few layers
-            as that needs stay float. None: none but ``keep``.
+        max_loss: what :attr:`Quantized.loss` may be: as few layers as that needs stay float. None: none but
+            ``keep``.
         device: that calibrates.
         progress: is told what is being done.
 
@@ -301,7 +317,10 @@ class _Work:
         }
         self.writer = Writer(self.model, self.settings, self.scales, self.seen)
         outputs = self.run.outputs(self.model.proto, self.model.outputs)
+        self.is_of_rows = outputs[0].ndim == 2 and outputs[0].shape[1] > 1
         self.exact = outputs[0].reshape(len(outputs[0]), -1)
+        if not self.is_of_rows:
+            self.labels = None
 
     def plan(self, keep: Collection[str]) -> Plan:
         """Returns the plan of a model with layers that stay float."""
@@ -314,8 +333,9 @@ class _Work:
         found = found.reshape(self.exact.shape)
         power = np.square(self.exact, dtype=np.float64).sum()
         change = np.square((found - self.exact).astype(np.float64)).sum()
+        agreement = float(np.mean(found.argmax(1) == self.exact.argmax(1)))
         return Accuracy(
-            float(np.mean(found.argmax(1) == self.exact.argmax(1))),
+            agreement if self.is_of_rows else None,
             None if self.labels is None else float(np.mean(found.argmax(1) == self.labels)),
             float(change / max(power, 1e-30)),
         )
@@ -325,20 +345,26 @@ class _Work:
         return None if self.labels is None else float(np.mean(self.exact.argmax(1) == self.labels))
 
     def loss(self, accuracy: Accuracy) -> float:
-        """Returns the points of top-1, or of agreement, that a quantized model loses."""
+        """Returns what a quantized model loses: see :attr:`Quantized.loss`."""
+        if accuracy.agreement is None:
+            return 100 * float(np.sqrt(accuracy.noise))
         if accuracy.top1 is None:
             return 100 * (1 - accuracy.agreement)
         return 100 * (self.float_top1 - accuracy.top1)
 
-    def noises(self) -> dict[str, float]:
-        """Returns each layer's own noise over signal."""
+    def noises(self) -> tuple[dict[str, float], ...]:
+        """Returns noise over signal by layer: of what it makes, of what it reads, and what it passes on."""
         proto, probes = self.writer.probes(self.plan(()))
-        names = [name for pair in probes.values() for name in pair]
-        found = {name: _Noise() for name in probes}
-        for batch in self.run.batches(proto, names):
-            for name, (exact, probe) in probes.items():
-                found[name].add(batch[exact], batch[probe])
-        return {name: noise.mean for name, noise in found.items()}
+        names = [name for probe in probes.values() for name in astuple(probe)]
+        made, read, passed = ({name: _Noise() for name in probes} for _ in range(3))
+        for batch in self.run.batches(proto, list(dict.fromkeys(names))):
+            for name, probe in probes.items():
+                made[name].add(batch[probe.end], batch[probe.made])
+                read[name].add(batch[probe.y], batch[probe.read])
+                passed[name].add(batch[probe.y], batch[probe.passed])
+        return tuple(
+            {name: noise.mean for name, noise in found.items()} for found in (made, read, passed)
+        )
 
     def through(self, keep: Collection[str]) -> dict[str, float]:
         """Returns the noise over signal of each layer's output in the quantized network."""
@@ -356,15 +382,22 @@ class _Work:
     def finished(self, keep: Collection[str], max_loss: float | None, equalised: int) -> Quantized:
         """Returns the quantized model, with as few layers in float as the loss that is allowed needs."""
         self.progress("measuring layer by layer")
-        noises = self.noises()
-        worst = sorted(noises, key=lambda name: -noises[name])
+        noises, read, passed = self.noises()
+        # Channels of one range each, once made, go on through depthwise layers: who makes them comes first.
+        worst = sorted(noises, key=lambda name: passed[name] - noises[name])
         kept, accuracy = tuple(keep), self.measured(keep)
         if max_loss is not None and self.loss(accuracy) > max_loss:
-            kept, accuracy = self._fewest(worst, kept, max_loss)
+            order = sorted(read, key=lambda name: -read[name])
+            kept, accuracy = self._fewest(order, kept, max_loss)
         through = self.through(kept)
         layers = tuple(
             LayerReport(
-                name, self.model.layers[name].operator, noises[name], through[name], name in kept
+                name,
+                self.model.layers[name].operator,
+                noises[name],
+                read[name],
+                through[name],
+                name in kept,
             )
             for name in worst
         )

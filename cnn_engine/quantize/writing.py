@@ -9,7 +9,7 @@ import numpy as np
 
 from ..graph.onnx import model as protobuf
 from ..types import Quantization
-from .network import FloatModel, Layer, Plan
+from .network import CLIPS, FloatModel, Layer, Plan
 from .ranges import Numbers, weight_scales
 
 #: What a bias may be in steps of input times weight: a fourth of int32, for the products beside it.
@@ -47,6 +47,24 @@ class QuantizedLayer:
     weight: np.ndarray
     scales: np.ndarray
     bias: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Tensors that say what a layer alone loses.
+
+    Attributes:
+        end, made: what the layer makes, after a relu; and the same with weights and a result of 8 bits. Its
+            input is in 8 bits only where no layer before answers for that.
+        y, read: the layer's sums; and the same with an input and weights of 8 bits: what float would regain.
+        passed: the same with an input of 8 bits alone: what layers before answer for.
+    """
+
+    end: str
+    made: str
+    y: str
+    read: str
+    passed: str
 
 
 @dataclass
@@ -137,42 +155,47 @@ class Writer:
         return proto
 
     def probes(self, plan: Plan):
-        """Returns (model, layer -> (tensor, probe)): the float model, and each layer alone with integers.
-
-        A probe is what a layer makes of the float model's numbers, when they, its weights and what it makes
-        have 8 bits.
-        """
+        """Returns (model, layer -> its :class:`Probe`): the float model, and each layer in 8 bits too."""
         onnx = protobuf.package()
         proto = onnx.ModelProto()
         proto.CopyFrom(self.model.proto)
         graph, nodes = proto.graph, []
         by_name = {node.name: node for node in graph.node}
         readers = self.model.readers()
+        clips = {name: _clip_after(readers, layer.y) for name, layer in self.model.layers.items()}
+        ends = {
+            name: layer.y if clips[name] is None else clips[name].output[0]
+            for name, layer in self.model.layers.items()
+        }
         dequantized: dict[str, str] = {}
-        found: dict[str, tuple[str, str]] = {}
-        for name in sorted(plan.layers, key=list(self.model.layers).index):
-            layer = self.model.layers[name]
-            if layer.x not in dequantized:
-                scale = plan.tensors[layer.x]
-                dequantized[layer.x] = self.around(graph, nodes, layer.x, scale, "probe")
+        found: dict[str, Probe] = {}
+
+        def copied(node, name: str, x: str, output: str):
             made = onnx.NodeProto()
-            made.CopyFrom(by_name[name])
-            made.name, made.input[0] = f"{name}/probe", dequantized[layer.x]
-            self.parameters(graph, nodes, made, layer, plan.tensors[layer.x])
-            end, probe = layer.y, f"{layer.y}/probe"
-            made.output[0] = probe
+            made.CopyFrom(node)
+            made.name, made.input[0], made.output[0] = name, x, output
             nodes.append(made)
-            (first, *others) = readers[end]
-            if not others and first is not None and first.op_type in ("Relu", "Clip"):
-                clip = onnx.NodeProto()
-                clip.CopyFrom(first)
-                end = first.output[0]
-                clip.name, clip.input[0], clip.output[0] = f"{name}/clip", probe, f"{end}/probe"
-                nodes.append(clip)
-                probe = f"{end}/probe"
+            return made
+
+        for name in (name for name in self.model.layers if name in plan.layers):
+            layer, end = self.model.layers[name], ends[name]
+            scale = plan.tensors[layer.x]
+            if layer.x not in dequantized:
+                dequantized[layer.x] = self.around(graph, nodes, layer.x, scale, "probed")
+            own = layer.x if scale in ends.values() else dequantized[layer.x]
+            made, reads, passes = (f"{name}/{what}" for what in ("made", "reads", "passes"))
+            copied(by_name[name], f"{passes}/layer", dequantized[layer.x], passes)
+            for x, output in ((own, made), (dequantized[layer.x], reads)):
+                node = copied(by_name[name], f"{output}/layer", x, output)
+                nodes.pop()  # after its parameters
+                self.parameters(graph, nodes, node, layer, scale)
+                nodes.append(node)
+            if clips[name] is not None:
+                copied(clips[name], f"{made}/clip", made, f"{made}/clipped")
+                made = f"{made}/clipped"
             if end in plan.tensors:
-                probe = self.around(graph, nodes, probe, plan.tensors[end])
-            found[name] = end, probe
+                made = self.around(graph, nodes, made, plan.tensors[end])
+            found[name] = Probe(end, made, layer.y, reads, passes)
         graph.node.extend(nodes)
         return proto, found
 
@@ -246,3 +269,9 @@ def _initializer(graph, name: str, array: np.ndarray) -> str:
         onnx = protobuf.package()
         graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
     return name
+
+
+def _clip_after(readers: Mapping[str, list], name: str):
+    """Returns the one node that reads a tensor, where that is a function which clips; else None."""
+    first, *others = readers[name]
+    return first if not others and first is not None and first.op_type in CLIPS else None
