@@ -23,6 +23,10 @@ BATCH = 8
 QUIET = 1e-6
 
 
+#: A layer answers for all noise that it makes where that is so many times what it passes on.
+INHERITED = 100
+
+
 @dataclass(frozen=True)
 class LayerReport:
     """How a layer takes 8 bits.
@@ -256,6 +260,14 @@ def quantize(
     return other.finished(keep, max_loss, count)
 
 
+def _blamed(made: float, passed: float) -> float:
+    """Returns the part of the noise that a layer makes which it answers for.
+
+    Channels of very different ranges go on through depthwise layers: those that read them make noise, too.
+    """
+    return made * min(1.0, made / max(INHERITED * passed, 1e-30)) ** 2
+
+
 class _Work:
     """One model, calibrated."""
 
@@ -383,8 +395,7 @@ class _Work:
         """Returns the quantized model, with as few layers in float as the loss that is allowed needs."""
         self.progress("measuring layer by layer")
         noises, read, passed = self.noises()
-        # Channels of one range each, once made, go on through depthwise layers: who makes them comes first.
-        worst = sorted(noises, key=lambda name: passed[name] - noises[name])
+        worst = sorted(noises, key=lambda name: -_blamed(noises[name], passed[name]))
         kept, accuracy = tuple(keep), self.measured(keep)
         if max_loss is not None and self.loss(accuracy) > max_loss:
             order = sorted(read, key=lambda name: -read[name])

@@ -154,19 +154,23 @@ def test_channels_around_depthwise_layers_are_equalised_where_that_helps():
     plain = cnn_engine.quantize(proto, images, equalise=False)
     found = cnn_engine.quantize(proto, images)
     assert found.equalised == 4
-    assert found.accuracy.noise < 0.5 * plain.accuracy.noise
+    assert found.accuracy.noise < 0.7 * plain.accuracy.noise
     assert not plain.equalised
 
 
 def test_as_few_layers_stay_float_as_the_loss_needs():
-    proto, bad, images = planted(1, "outlier weight")
+    proto, bad, images = planted(11, "range of one channel")
+    proto.graph.node.pop()  # images are compared by the noise of what comes out
+    proto.graph.node[-1].CopyFrom(helper.make_node("Identity", ["mean"], ["y"]))
+    proto.graph.output[0].CopyFrom(tensor("y", ["N", 16, 1, 1]))
     plain = cnn_engine.quantize(proto, images, equalise=False)
-    labels = onnxruntime_outputs(proto, {"x": images})[0].argmax(1)
-    assert plain.loss > 0
-    found = cnn_engine.quantize(proto, images, labels, equalise=False, max_loss=0.0)
+    found = cnn_engine.quantize(proto, images, equalise=False, max_loss=plain.loss / 2)
     kept = [layer.name for layer in found.layers if layer.kept]
-    assert found.loss <= 0
-    assert 1 <= len(kept) <= 3
+    assert found.loss <= plain.loss / 2
+    assert 1 <= len(kept) < 6
+    for name in kept:
+        fewer = cnn_engine.quantize(proto, images, equalise=False, keep=set(kept) - {name})
+        assert fewer.loss > plain.loss / 2
     named = cnn_engine.quantize(proto, images, equalise=False, keep=[bad])
     assert [layer.name for layer in named.layers if layer.kept] == [bad]
     convolutions = [
