@@ -217,6 +217,11 @@ class Graph:
         """The values that ``node`` makes."""
         return tuple(self.values[name] for name in node.outputs)
 
+    @cached_property
+    def is_substituted(self) -> bool:
+        """Whether the graph is :attr:`symbolic` with numbers put in, and nothing was rewritten since."""
+        return False  # what puts numbers in says otherwise
+
     def fixed_shape(self, value: Value) -> tuple[int | None, ...]:
         """The shape of a value with None for its batch and other open dimensions."""
         known = None if self.symbolic is None else self.symbolic.values.get(value.name)

@@ -103,6 +103,7 @@ class SymbolicGraph:
             nodes=tuple(nodes),
             inputs=tuple(values[value.name] for value in graph.inputs),
             values=MappingProxyType(values),
+            is_substituted=True,
         )
         return found
 

@@ -332,13 +332,13 @@ class Program:
     @staticmethod
     def _symbolic_key(graph: Graph, node: Node) -> tuple | None:
         """Returns what stands for a node in graphs of all sizes; None where it depends on the size."""
-        symbolic = graph.symbolic
-        position = None if symbolic is None else symbolic.positions.get(node.name)
-        if position is None or not graph.sized.isdisjoint(node.inputs):
+        if not graph.is_substituted or not graph.sized.isdisjoint(node.inputs):
             return None
-        other = symbolic.nodes[position]
-        same = other.op is node.op and other.inputs == node.inputs
-        return (id(symbolic), node.name) if same else None
+        symbolic = graph.symbolic
+        position = symbolic.positions.get(node.name)
+        if position is None or symbolic.nodes[position].op is not node.op:
+            return None
+        return id(symbolic), node.name
 
     def gemm_kernels(self) -> list[str]:
         """Returns the kernels of the first batch's convolutions and products, as reports name them."""
