@@ -15,7 +15,12 @@ NAMES = {
     "let_go": "release", "homes": "memory_spaces", "stand_ins": "fallbacks",
     "with_stored": "with_element_type", "check_stored": "check_storage", "Stored": "ElementType",
     "Conv2dOperands": "ElementType",
-    "Conv2dStored": "Conv2dStorage", "stored_as": "storage_dtypes", "joins_stem": "why_not_fuse",
+    "begin_products": "wgmma_fence", "commit_products": "wgmma_commit", "matrix_at": "matrix_descriptor",
+    "init_phases": "init_mbarrier", "wait_for_phase": "wait_mbarrier", "expect_bytes": "expect_tx",
+    "give_registers": "setmaxnreg_dec", "take_registers": "setmaxnreg_inc", "copy_taps": "tma_load_im2col",
+    "publish_to_engines": "fence_async_proxy", "with_ends": "with_known_activations",
+    "RowsEnd": "RowsEpilogue", "Conv2dStored": "Images", "Conv2dStorage": "Images",
+    "stored_as": "storage_dtypes", "joins_stem": "why_not_fuse",
     "makes_block": "why_not_fuse", "makes_means": "why_not_fuse", "normalizes": "why_not_fuse",
     "joins_layers": "why_not_fuse", "runs_on": "requires", "telling": "progress",
 }  # fmt: skip

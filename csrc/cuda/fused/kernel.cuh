@@ -465,7 +465,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
     if constexpr (R::kCluster > 1) {
       if (thread == 0) {
         init_barrier(weight_barrier(I));
-        expect_bytes(weight_barrier(I), kTo - kFrom + kBiasBytes);
+        expect_tx(weight_barrier(I), kTo - kFrom + kBiasBytes);
         copy_bulk(shared_address(shared + kFrom), p.weights + kFrom, kTo - kFrom,
                   weight_barrier(I));
         if constexpr (I == 0) {
@@ -486,7 +486,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
   template <int I>
   __device__ void wait_for_weights() const {
     if constexpr (R::kCluster > 1) {
-      wait_for_bytes(weight_barrier(I));
+      wait_first_phase(weight_barrier(I));
     } else if constexpr (kByLayer) {
       wait_for_copies<Net::kLayers - 1 - I + (I > 0)>();
     }

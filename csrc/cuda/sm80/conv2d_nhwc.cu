@@ -66,8 +66,8 @@ int divided(std::int64_t count, int by) { return static_cast<int>((count + by - 
 
 }  // namespace
 
-Choice choose(const Product& p, ElementType compute_type, Reads reads, int multiprocessors,
-              int most, int rank) {
+Choice choose(const Gemm& p, ElementType compute_type, Reads reads, int multiprocessors, int most,
+              int rank) {
   const Costs& costs = costs_of(compute_type);
   Rated<Choice, kTiles * 5> found;  // a tile with 1, 2, 4, 8 and 16 blocks for its terms
   for (int tile = 0; tile < kTiles; ++tile) {
@@ -277,7 +277,7 @@ void conv2d_nhwc(const ConstImages& input, const void* packed, const Images& out
   const std::int64_t places_in = std::int64_t{shape.h} * shape.w, image_in = places_in * x_pitch;
   // Kernels count places in 32 bits, and elements in 64: four channels are more than an image has.
   for_each_part_of_batch(shape.n, std::max(places_in, places), [&](std::int64_t first, int images) {
-    nhwc::Product p = {};
+    nhwc::Gemm p = {};
     p.x = element(read, multiplied, first * image_in);
     p.packed = packed;
     p.bias = epilogue.bias;
@@ -310,7 +310,7 @@ void conv2d_nhwc(const ConstImages& input, const void* packed, const Images& out
     const nhwc::Choice choice = nhwc::choose(p, compute_type, reads, target.multiprocessors,
                                              target.largest_cluster, launched.rank);
     with_compute_type(compute_type, [&](auto tag) {
-      nhwc::launch_product<typename decltype(tag)::type>(p, reads, choice, launched.stream);
+      nhwc::launch_gemm<typename decltype(tag)::type>(p, reads, choice, launched.stream);
     });
   });
 }

@@ -108,7 +108,7 @@ struct Taps {
   int c, r, s, left;      // left: terms from here to the end
   int taps_a_step, rest;  // of a step's terms
 
-  __device__ Taps(const Product& p, int term, int step_terms) : left(p.terms - term) {
+  __device__ Taps(const Gemm& p, int term, int step_terms) : left(p.terms - term) {
     const int tap = term / p.channels;
     c = term - tap * p.channels;
     r = tap / p.shape.s;
@@ -117,7 +117,7 @@ struct Taps {
     rest = step_terms - taps_a_step * p.channels;
   }
 
-  __device__ void next_step(const Product& p, int step_terms) {
+  __device__ void next_step(const Gemm& p, int step_terms) {
     left -= step_terms;
     s += taps_a_step;
     c += rest;
@@ -129,7 +129,7 @@ struct Taps {
   }
 };
 
-__device__ inline float activated(const Product& p, float x) {
+__device__ inline float activated(const Gemm& p, float x) {
   if (p.activation == UnaryFunction::clip) return clamp(x, p.alpha, p.beta);
   if (p.activation == UnaryFunction::relu) return unary_relu::of(x, 0.0f, 0.0f);
   if (p.activation == UnaryFunction::hard_swish) return unary_hard_swish::of(x, 0.0f, 0.0f);
@@ -143,7 +143,7 @@ __device__ inline float4 operator+(const float4& a, const float4& b) {
 
 // But with single reads, four neighbouring filters of y and of the residual lie together.
 template <typename Operand, typename Tile, Reads reads>
-__global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Product p) {
+__global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Gemm p) {
   using At = Memory<Operand, Tile>;
   using X = typename Operand::X;
   constexpr bool Vectors = reads != Reads::single, Prologue = reads == Reads::prologue;
@@ -460,7 +460,7 @@ using TileList = std::tuple<Tile<2, 2, 2, 2>,     // 64 x 64
 static_assert(std::tuple_size_v<TileList> == kTiles);
 
 template <typename Operand, typename Tile, Reads reads>
-void launch_tile(Product p, int split, Stream stream) {
+void launch_tile(Gemm p, int split, Stream stream) {
   const auto kernel = conv2d_nhwc_kernel<Operand, Tile, reads>;
   constexpr int kBytes = Memory<Operand, Tile>::kBytes;
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
@@ -478,7 +478,7 @@ void launch_tile(Product p, int split, Stream stream) {
 }
 
 template <typename Operand, Reads reads, int Index = 0>
-void launch_tiles(const Product& p, const Choice& choice, Stream stream) {
+void launch_tiles(const Gemm& p, const Choice& choice, Stream stream) {
   if constexpr (Index < kTiles) {
     if constexpr (is_compiled(Index, Operand::kOperands, reads)) {
       if (choice.tile == Index) {
@@ -494,7 +494,7 @@ void launch_tiles(const Product& p, const Choice& choice, Stream stream) {
 }
 
 template <typename Operand>
-void launch_product(const Product& p, Reads reads, const Choice& choice, Stream stream) {
+void launch_gemm(const Gemm& p, Reads reads, const Choice& choice, Stream stream) {
   switch (reads) {
     case Reads::vectors:
       return launch_tiles<Operand, Reads::vectors>(p, choice, stream);
@@ -508,8 +508,8 @@ void launch_product(const Product& p, Reads reads, const Choice& choice, Stream 
 }
 
 // Each is compiled in a file of its own.
-#define CNN_ENGINE_OPERANDS(Operand)                                                   \
-  template void launch_product<Operand>(const Product&, Reads, const Choice&, Stream); \
+#define CNN_ENGINE_OPERANDS(Operand)                                             \
+  template void launch_gemm<Operand>(const Gemm&, Reads, const Choice&, Stream); \
   template void launch_pack<Operand>(const float*, void*, const Conv2dShape&, int, int, Stream);
 
 }  // namespace cnn_engine::cuda::nhwc

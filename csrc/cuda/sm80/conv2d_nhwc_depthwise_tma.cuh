@@ -60,9 +60,9 @@ __global__ void __launch_bounds__(DepthwiseBox<Side, Stride, Rows>::kThreads)
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const std::uint32_t here = shared_address(&phases);
   if (threadIdx.x == 0) {
-    prefetch_map(&images);
-    init_phases(here, 1);
-    publish_barriers();
+    prefetch_tensor_map(&images);
+    init_mbarrier(here, 1);
+    fence_mbarrier_init();
   }
   const DepthwisePlace place(d, blockIdx.x);
   const int first_channel = place.group * At::kChannels, c = first_channel + lane;
@@ -75,11 +75,11 @@ __global__ void __launch_bounds__(DepthwiseBox<Side, Stride, Rows>::kThreads)
   __syncthreads();
   wait_for_inputs();
   if (threadIdx.x == 0) {
-    expect_bytes(here, sizeof(box));
-    copy_box(shared_address(box), &images, first_channel, first_column * Stride - p.pad_left,
-             first_row * Stride - p.pad_top, static_cast<int>(place.image), here);
+    expect_tx(here, sizeof(box));
+    tma_load_box(shared_address(box), &images, first_channel, first_column * Stride - p.pad_left,
+                 first_row * Stride - p.pad_top, static_cast<int>(place.image), here);
   }
-  wait_for_phase(here, 0);
+  wait_mbarrier(here, 0);
 
   float sum[Rows][At::kColumns];
   sum_windows<Side, Stride>(box, warp * Rows * Stride, lane, weight, sum);

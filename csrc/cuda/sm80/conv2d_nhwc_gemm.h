@@ -14,7 +14,7 @@ constexpr int step_terms(ElementType compute_type) {
   return compute_type == ElementType::float32 || compute_type == ElementType::tf32 ? 32 : 64;
 }
 
-struct Product {
+struct Gemm {
   const void* x;  // as the operands lie in memory; so do the residual and y, where they are rounded
   const void* packed;
   const float *bias, *scale, *shift;
@@ -57,8 +57,8 @@ constexpr bool is_compiled(int tile, ElementType compute_type, Reads reads) {
 
 // The fastest choice by a model of its time: the same on every GPU of as many multiprocessors.
 // Those after it, to be measured, have ranks from 1 on. `most`: blocks of a cluster.
-Choice choose(const Product& p, ElementType compute_type, Reads reads, int multiprocessors,
-              int most, int rank);
+Choice choose(const Gemm& p, ElementType compute_type, Reads reads, int multiprocessors, int most,
+              int rank);
 
 // Names for what is multiplied; conv2d_nhwc_{float32,tf32,float16,bfloat16}.cu have each by itself.
 struct Split;
@@ -67,7 +67,7 @@ struct Float16;
 struct Bfloat16;
 
 template <typename Operand>
-void launch_product(const Product& p, Reads reads, const Choice& choice, Stream stream);
+void launch_gemm(const Gemm& p, Reads reads, const Choice& choice, Stream stream);
 // Packs weights for `channels` of a group, of which those past the shape's are zeros.
 template <typename Operand>
 void launch_pack(const float* weight, void* packed, const Conv2dShape& shape, int channels,

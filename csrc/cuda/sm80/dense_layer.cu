@@ -133,7 +133,7 @@ int clusters_of(int blocks, const Target& target) {
 // The least and the most that a clamp leaves.
 float2 limits_of(const Activation& activation) {
   const Activation clamp = clamps_of(activation);
-  if (ends_of(clamp) != Ends::clamps) {
+  if (known_activation_of(clamp) != KnownActivation::clamps) {
     throw std::invalid_argument("dense_layer: expected no function, relu or clip");
   }
   return {clamp.alpha, clamp.beta};

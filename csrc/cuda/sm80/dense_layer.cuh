@@ -176,8 +176,8 @@ __global__ void __launch_bounds__(kAllThreads, kBlocksOfMultiprocessor)
     const int pairs = min(max((places - first_place + 1) / 2, 0), kUnits);
     init_barrier(known_are_here);
     init_barrier(sums_are_here);
-    expect_bytes(known_are_here, pairs * (sizeof(memory.known) / kUnits));
-    expect_bytes(sums_are_here, pairs * (sizeof(memory.sums) / kUnits));
+    expect_tx(known_are_here, pairs * (sizeof(memory.known) / kUnits));
+    expect_tx(sums_are_here, pairs * (sizeof(memory.sums) / kUnits));
   }
   __syncwarp();
   arrive_at_cluster_barrier_relaxed();

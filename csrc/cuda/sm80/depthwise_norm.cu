@@ -83,11 +83,11 @@ __global__ void __launch_bounds__(NormBox<T, Rows, Parts>::kAllThreads)
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const int rank = static_cast<int>(cluster_rank()), blocks = gridDim.z, parts = blocks * Parts;
   if (thread == 0) {
-    prefetch_map(&images);
-    init_phases(here, 1);
-    init_phases(told, 1);
-    expect_bytes(told, parts * At::kPlaces * 8);
-    publish_barriers();
+    prefetch_tensor_map(&images);
+    init_mbarrier(here, 1);
+    init_mbarrier(told, 1);
+    expect_tx(told, parts * At::kPlaces * 8);
+    fence_mbarrier_init();
   }
   __syncwarp();
   arrive_at_cluster_barrier_relaxed();
@@ -104,14 +104,14 @@ __global__ void __launch_bounds__(NormBox<T, Rows, Parts>::kAllThreads)
   __syncthreads();
   wait_for_inputs();
   if (thread == 0) {
-    expect_bytes(here, Parts * At::kBoxBytes);
+    expect_tx(here, Parts * At::kBoxBytes);
 #pragma unroll
     for (int i = 0; i < Parts; ++i) {
-      copy_box(shared + i * At::kBoxPitch, &images, (rank * Parts + i) * kOfPart,
-               first_column - p.pad_left, first_row - p.pad_top, static_cast<int>(image), here);
+      tma_load_box(shared + i * At::kBoxPitch, &images, (rank * Parts + i) * kOfPart,
+                   first_column - p.pad_left, first_row - p.pad_top, static_cast<int>(image), here);
     }
   }
-  wait_for_phase(here, 0);
+  wait_mbarrier(here, 0);
 
   float sum[Rows][At::kColumns];
   const auto* const box =
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(NormBox<T, Rows, Parts>::kAllThreads)
       send_cluster(cluster_address(slot, to), cluster_address(told, to), own_mean, own_squares);
     }
   }
-  wait_for_cluster_phase(told, 0);
+  wait_mbarrier_cluster(told, 0);
 
   const float2* const of_parts = reinterpret_cast<const float2*>(memory + At::kTold) + place;
   const auto of_alike = [](float value) {

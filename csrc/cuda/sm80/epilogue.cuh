@@ -10,7 +10,7 @@
 namespace cnn_engine::cuda {
 
 // Clamps are no function, relu and clip.
-enum class Ends { clamps, hard_swish, swish, any };
+enum class KnownActivation { clamps, hard_swish, swish, any };
 
 // A function, with relu and none as clamps.
 inline Activation clamps_of(const Activation& function) {
@@ -19,44 +19,49 @@ inline Activation clamps_of(const Activation& function) {
   return function;
 }
 
-inline Ends ends_of(const Activation& function) {
+inline KnownActivation known_activation_of(const Activation& function) {
   switch (function.function) {
     case UnaryFunction::clip:
-      return Ends::clamps;
+      return KnownActivation::clamps;
     case UnaryFunction::hard_swish:
-      return Ends::hard_swish;
+      return KnownActivation::hard_swish;
     case UnaryFunction::swish:
-      return Ends::swish;
+      return KnownActivation::swish;
     default:
-      return Ends::any;
+      return KnownActivation::any;
   }
 }
 
 // Applies a function, of clamps_of(), to values that are kept as T.
-template <Ends kEnds, typename T, int n>
-__device__ inline void end_in(const Activation& function, float (&value)[n]) {
-  if constexpr (kEnds == Ends::any) apply<T>(function, value);
+template <KnownActivation kKnown, typename T, int n>
+__device__ inline void apply_known(const Activation& function, float (&value)[n]) {
+  if constexpr (kKnown == KnownActivation::any) apply<T>(function, value);
   [[maybe_unused]] const float by = -1.4426950408889634f * function.alpha;  // log2(e)
 #pragma unroll
-  for (int i = 0; i < n && kEnds != Ends::any; ++i) {
-    if constexpr (kEnds == Ends::clamps) {
+  for (int i = 0; i < n && kKnown != KnownActivation::any; ++i) {
+    if constexpr (kKnown == KnownActivation::clamps) {
       value[i] = clamp(value[i], function.alpha, function.beta);
-    } else if constexpr (kEnds == Ends::hard_swish) {
+    } else if constexpr (kKnown == KnownActivation::hard_swish) {
       value[i] *= __saturatef((value[i] + 3.0f) * (1.0f / 6.0f));
-    } else if constexpr (kEnds == Ends::swish) {
+    } else if constexpr (kKnown == KnownActivation::swish) {
       value[i] *= rounded_logistic(by * value[i]);
     }
   }
 }
 
-// Calls body(a constant of Ends): what both functions are, or any.
+// Calls body(a constant of KnownActivation): what both functions are, or any.
 template <typename Body>
-void with_ends(const Activation& inner, const Activation& outer, const Body& body) {
-  const Ends ends = ends_of(inner) == ends_of(outer) ? ends_of(inner) : Ends::any;
-  if (ends == Ends::clamps) return body(std::integral_constant<Ends, Ends::clamps>{});
-  if (ends == Ends::hard_swish) return body(std::integral_constant<Ends, Ends::hard_swish>{});
-  if (ends == Ends::swish) return body(std::integral_constant<Ends, Ends::swish>{});
-  body(std::integral_constant<Ends, Ends::any>{});
+void with_known_activations(const Activation& inner, const Activation& outer, const Body& body) {
+  const KnownActivation ends = known_activation_of(inner) == known_activation_of(outer)
+                                   ? known_activation_of(inner)
+                                   : KnownActivation::any;
+  if (ends == KnownActivation::clamps)
+    return body(std::integral_constant<KnownActivation, KnownActivation::clamps>{});
+  if (ends == KnownActivation::hard_swish)
+    return body(std::integral_constant<KnownActivation, KnownActivation::hard_swish>{});
+  if (ends == KnownActivation::swish)
+    return body(std::integral_constant<KnownActivation, KnownActivation::swish>{});
+  body(std::integral_constant<KnownActivation, KnownActivation::any>{});
 }
 
 // Whether one of the values is finite, and an infinity where it is kept as T. To round pairs again

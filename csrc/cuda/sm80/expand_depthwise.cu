@@ -55,16 +55,16 @@ __host__ __device__ constexpr int channel_pitch(int lines) {
   return lines * kSteps * kColumns * 2 + kPiece;
 }
 
-// Where eight columns of a line of a channel lie: exchanged, so that eight lines that are read at
+// Where eight columns of a line of a channel lie: swizzled, so that eight lines that are read at
 // once lie in banks apart.
 template <int kSteps>
 __device__ inline int eight_at(int line, int eight) {
-  const int exchanged = kSteps == 1 ? line >> 2 & 1 : line >> 1 & 3;
-  return line * (kSteps * kColumns * 2) + (eight ^ exchanged) * kPiece;
+  const int swizzled = kSteps == 1 ? line >> 2 & 1 : line >> 1 & 3;
+  return line * (kSteps * kColumns * 2) + (eight ^ swizzled) * kPiece;
 }
 
 // Blocks: images; 16 channels each; rows of y. kSteps: 16 columns of x; kTiles: of y.
-template <typename T, int kSteps, int kTiles, Ends kEnds>
+template <typename T, int kSteps, int kTiles, KnownActivation kKnown>
 __global__ void __launch_bounds__(kThreads, kSteps == 1 ? 2 : 1)
     expand_depthwise_kernel(const T* x, const T* first, const T* second,
                             const __grid_constant__ Expansion p) {
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kThreads, kSteps == 1 ? 2 : 1)
       float value[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) value[i] = sum[i / 4][i % 4] + first_bias[i / 2 % 2];
-      end_in<kEnds, T>(p.inner, value);
+      apply_known<kKnown, T>(p.inner, value);
       past |= some_past<T>(value);
       const int line = first_row - top + row;
 #pragma unroll
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(kThreads, kSteps == 1 ? 2 : 1)
       float value[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) value[i] = sum[tile][i] + second_bias;
-      end_in<kEnds, T>(p.outer, value);
+      apply_known<kKnown, T>(p.outer, value);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int row = 2 * t + i % 2, column = tile * kColumns + g + 8 * (i / 2);
@@ -404,7 +404,7 @@ void expand_depthwise(const void* x, const void* packed, void* y, float* means,
       launch("launch of expand_depthwise_kernel", kernel, grid, kThreads,
              static_cast<unsigned>(p.end), stream, 1, static_cast<const T*>(x), first, second, p);
     };
-    with_ends(p.inner, p.outer, [&](auto ends) {
+    with_known_activations(p.inner, p.outer, [&](auto ends) {
       if (steps_of(p.w) == 1) return launched(expand_depthwise_kernel<T, 1, 1, ends.value>);
       if (steps_of(p.out_w) == 1) return launched(expand_depthwise_kernel<T, 2, 1, ends.value>);
       launched(expand_depthwise_kernel<T, 2, 2, ends.value>);

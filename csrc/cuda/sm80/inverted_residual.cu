@@ -159,12 +159,12 @@ void check(const Conv2dShape& shape, int channels, int filters, bool expands, bo
 }
 
 // Calls body(the kernel) for the steps of the first product, from `kSteps` down.
-template <typename T, Ends kEnds, int kSteps = kMostSteps, typename Body>
+template <typename T, KnownActivation kKnown, int kSteps = kMostSteps, typename Body>
 void with_steps(int steps, const Body& body) {
   if constexpr (kSteps > 0) {
-    if (steps < kSteps) return with_steps<T, kEnds, kSteps - 1>(steps, body);
+    if (steps < kSteps) return with_steps<T, kKnown, kSteps - 1>(steps, body);
   }
-  body(inverted_residual_kernel<T, kSteps, kEnds>);
+  body(inverted_residual_kernel<T, kSteps, kKnown>);
 }
 
 }  // namespace
@@ -252,10 +252,10 @@ void inverted_residual(const void* x, const void* packed, void* y,
              reinterpret_cast<const uint4*>(weights + at.third), p);
     };
     const int steps = expands ? in_tiles(channels) : 0;
-    const bool known = ends_of(p.outer) == Ends::clamps;
-    with_ends(p.inner, p.middle, [&](auto ends) {
+    const bool known = known_activation_of(p.outer) == KnownActivation::clamps;
+    with_known_activations(p.inner, p.middle, [&](auto ends) {
       if (known) return with_steps<T, ends.value>(steps, launched);
-      with_steps<T, Ends::any>(steps, launched);
+      with_steps<T, KnownActivation::any>(steps, launched);
     });
   });
 }

@@ -41,9 +41,9 @@ struct Block {
 };
 
 // Blocks: images; columns of y; rows of y. kSteps: of 16 channels of x, or 0 where nothing is
-// multiplied before the kernel. kEnds: of the first and the second convolution; the third has
+// multiplied before the kernel. kKnown: of the first and the second convolution; the third has
 // clamps, or any.
-template <typename T, int kSteps, Ends kEnds>
+template <typename T, int kSteps, KnownActivation kKnown>
 __global__ void __launch_bounds__(kThreads, 1)
     inverted_residual_kernel(const T* x, const uint4* first, const T* second, const uint4* third,
                              const __grid_constant__ Block p) {
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kThreads, 1)
             for (int v = 0; v < 8; ++v) {
               value[v] = sum[i][v / 4][v % 4] + first_bias[v / 4 * 2 + v % 2];
             }
-            end_in<kEnds, T>(p.inner, value);
+            apply_known<kKnown, T>(p.inner, value);
 #pragma unroll
             for (int v = 0; v < 8; ++v) value[v] = is_inside[v / 2 % 2] ? value[v] : 0.0f;
             past |= some_past<T>(value);
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(kThreads, 1)
           value[0] = fmaf(e.x, weight.x, value[0]);
           value[1] = fmaf(e.y, weight.y, value[1]);
         }
-        end_in<kEnds, T>(p.middle, value);
+        apply_known<kKnown, T>(p.middle, value);
         if (!real) value[0] = value[1] = 0.0f;
         past |= some_past<T>(value);
         *reinterpret_cast<std::uint32_t*>(middle + column * p.between_pitch + pair * 4) =
@@ -261,7 +261,8 @@ __global__ void __launch_bounds__(kThreads, 1)
         value[0] += added.x;
         value[1] += added.y;
       }
-      end_in<kEnds == Ends::any ? Ends::any : Ends::clamps, T>(p.outer, value);
+      apply_known<kKnown == KnownActivation::any ? KnownActivation::any : KnownActivation::clamps,
+                  T>(p.outer, value);
       past |= some_past<T>(value);
       *reinterpret_cast<std::uint32_t*>(out + column * p.filters + filter) =
           Mma::pack(value[0], value[1]);

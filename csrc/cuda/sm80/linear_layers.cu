@@ -117,11 +117,11 @@ __global__ void __launch_bounds__(kThreads)
       bytes += own_of(l) * l.units * kUnit * 4;
       if (sends(i) && rank < readers(i)) {
         init_barrier(barrier(1 + i));
-        expect_bytes(barrier(1 + i), l.outputs * 4);
+        expect_tx(barrier(1 + i), l.outputs * 4);
       }
     }
     init_barrier(barrier(0));
-    expect_bytes(barrier(0), bytes);
+    expect_tx(barrier(0), bytes);
     for (int i = 0; i < p.count; ++i) {
       const Layer& l = p.of[i];
       const int numbers = own_of(l) * l.units * kUnit;
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kThreads)
     shared[p.of[0].values + f] = input[row * p.features + f];
   }
   __syncthreads();
-  wait_for_bytes(barrier(0));
+  wait_first_phase(barrier(0));
 
   for (int i = 0; i < p.count; ++i) {
     const Layer& l = p.of[i];

@@ -114,10 +114,10 @@ void launch_rows(const Call& c, Stream stream) {
          c.output, c.rounds, c.overflow, p, c.activation);
 }
 
-template <typename T, typename X, Ends kEnds, typename Way = Usual>
+template <typename T, typename X, KnownActivation kKnown, typename Way = Usual>
 void launch_stream(const Call& c, Stream stream) {
   const int multiprocessors = target_here().multiprocessors;
-  const auto kernel = linear_rows_stream_kernel<T, X, kEnds, Way>;
+  const auto kernel = linear_rows_stream_kernel<T, X, kKnown, Way>;
   const int bytes = streamed_bytes<T, X, Way>(c.shape);
   make_ready(kernel, std::min(kRings<Way> + kMostOfRow, target_here().shared_per_block));
   launch("launch of linear_rows_stream_kernel", kernel, multiprocessors,
@@ -175,16 +175,17 @@ void linear_rows(const ConstValues& input, const void* packed, const Values& out
     const auto launch_x = [&](auto* x) {
       using X = std::remove_pointer_t<decltype(x)>;
       if (wide && streams<T, X>(shape)) {
-        const bool clamps = ends_of(clamps_of(call.activation)) == Ends::clamps;
+        const bool clamps =
+            known_activation_of(clamps_of(call.activation)) == KnownActivation::clamps;
         if constexpr (sizeof(T) == 2 && std::is_same_v<X, T>) {
           if (clamps && are_read_once<T>(shape) && streams<T, X, Ahead>(shape)) {
-            return launch_stream<T, X, Ends::clamps, Ahead>(call, stream);
+            return launch_stream<T, X, KnownActivation::clamps, Ahead>(call, stream);
           }
         }
         if (clamps) {
-          return launch_stream<T, X, Ends::clamps>(call, stream);
+          return launch_stream<T, X, KnownActivation::clamps>(call, stream);
         }
-        return launch_stream<T, X, Ends::any>(call, stream);
+        return launch_stream<T, X, KnownActivation::any>(call, stream);
       }
       if (wide) return launch_width<T, X, kWidth>(call, stream);
       launch_width<T, X, 1>(call, stream);

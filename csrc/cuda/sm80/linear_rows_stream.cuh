@@ -50,7 +50,7 @@ struct Pieces {
 
   __device__ void ask(std::uint32_t to, std::uint32_t barrier) {
     const int size = min(kPiece, bytes - at);
-    expect_bytes(barrier, size);
+    expect_tx(barrier, size);
     copy_bulk(to, row + at, size, barrier, policy);
     skip(size);
     --left;
@@ -63,9 +63,9 @@ struct Pieces {
   }
 };
 
-// Of kEnds clamps and any function are told apart: to choose among functions is a jump by a table,
+// Of kKnown clamps and any function are told apart: to choose among functions is a jump by a table,
 // which each multiprocessor waits for when the first sum of a launch has been made.
-template <typename T, typename X, Ends kEnds, typename Way>
+template <typename T, typename X, KnownActivation kKnown, typename Way>
 __global__ void __launch_bounds__(kStreamWarps* kWarpThreads, Way::kBlocks)
     linear_rows_stream_kernel(const X* input,                  // [1, F]
                               const T* __restrict__ packed,    // [M, F]
@@ -131,14 +131,14 @@ __global__ void __launch_bounds__(kStreamWarps* kWarpThreads, Way::kBlocks)
     const int first = min(bytes, kFirstPart) / static_cast<int>(sizeof(T));
     const auto copy = [&](int begin, int end, std::uint32_t barrier) {
       const std::uint32_t size = (end - begin) * sizeof(X);
-      expect_bytes(barrier, size);
+      expect_tx(barrier, size);
       copy_bulk(shared_address(x + begin), input + begin, size, barrier);
     };
     copy(0, first, first_come);
     if (first < p.in_features) copy(first, p.in_features, rest_come);
   }
   if (outputs == 0) return;
-  wait_for_phase(first_come, 0);
+  wait_mbarrier(first_come, 0);
 
   int stage = 0, parity = 0;
   for (; m < p.out_features; m += turns) {
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kStreamWarps* kWarpThreads, Way::kBlocks)
     };
     for (int begin = 0; begin < bytes; begin += kPiece) {
       if (begin == kFirstPart) {
-        wait_for_phase(rest_come, 0);
+        wait_mbarrier(rest_come, 0);
         if (holds) {
 #pragma unroll
           for (auto& weights : held) weights.pin();
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kStreamWarps* kWarpThreads, Way::kBlocks)
           if (begin >= bytes) break;
         }
       }
-      wait_for_phase(barriers + 8 * stage, parity);
+      wait_mbarrier(barriers + 8 * stage, parity);
       const unsigned char* const piece = ring + stage * kPiece;
       const auto add_piece = [&](int at) {
         Weights<T, kWidth> weights;
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kStreamWarps* kWarpThreads, Way::kBlocks)
     if (lane != 0) continue;
     const float found = total + added;
     const Channels<1> y{
-        {kEnds == Ends::clamps ? clamp(found, low, high) : apply(activation, found)}};
+        {kKnown == KnownActivation::clamps ? clamp(found, low, high) : apply(activation, found)}};
     if (rounds) {
       y.store(static_cast<T*>(output) + m, overflow);
     } else {

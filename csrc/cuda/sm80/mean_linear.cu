@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads)
   let_successors_start();
   if (thread == 0) {
     init_barrier(barrier);
-    expect_bytes(barrier, p.finished * p.sums * 4);
+    expect_tx(barrier, p.finished * p.sums * 4);
   }
   __syncwarp();
   arrive_at_cluster_barrier();

@@ -181,7 +181,7 @@ __device__ inline void init_barrier(std::uint32_t barrier) {
 }
 
 // The barrier's only phase ends when `bytes` have come.
-__device__ inline void expect_bytes(std::uint32_t barrier, std::uint32_t bytes) {
+__device__ inline void expect_tx(std::uint32_t barrier, std::uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
@@ -215,7 +215,7 @@ __device__ inline void copy_bulk(std::uint32_t to_shared, const void* from_globa
 #endif
 }
 
-__device__ inline void wait_for_bytes(std::uint32_t barrier) {
+__device__ inline void wait_first_phase(std::uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
       "{\n"
@@ -229,7 +229,7 @@ __device__ inline void wait_for_bytes(std::uint32_t barrier) {
 }
 
 // Returns once the phase of that parity (0 for the first, then 1, 0, ...) has ended.
-__device__ inline void wait_for_phase(std::uint32_t barrier, int parity) {
+__device__ inline void wait_mbarrier(std::uint32_t barrier, int parity) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
       "{\n"

@@ -162,9 +162,9 @@ __global__ void __launch_bounds__(kThreads, 2)
   if (p.blocks > 1) {
     if (thread == 0) {
       init_barrier(barrier);
-      expect_bytes(barrier, p.blocks * padded * 4);
+      expect_tx(barrier, p.blocks * padded * 4);
       init_barrier(summed);
-      expect_bytes(summed, p.blocks * channels * 4);
+      expect_tx(summed, p.blocks * channels * 4);
     }
     __syncwarp();
     arrive_at_cluster_barrier();

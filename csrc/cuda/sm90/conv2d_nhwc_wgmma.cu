@@ -139,9 +139,9 @@ float cut_off_of(int channels) {
 }
 
 // What is summed; `other` may be null. With `beside` its filters follow the first's.
-Product product_of(const Conv2dShape& shape, const Conv2dShape* other, bool beside,
-                   ElementType compute_type) {
-  Product p = {};
+Gemm gemm_of(const Conv2dShape& shape, const Conv2dShape* other, bool beside,
+             ElementType compute_type) {
+  Gemm p = {};
   static_cast<Source&>(p) = source_of(shape, compute_type);
   p.channels = shape.c;
   p.cut_off = cut_off_of(other ? std::max(shape.c, other->c) : shape.c);
@@ -159,7 +159,7 @@ Product product_of(const Conv2dShape& shape, const Conv2dShape* other, bool besi
 }
 
 // Says of a product how its end may be computed.
-void set_ends(Product& p, ElementType compute_type) {
+void choose_epilogue(Gemm& p, ElementType compute_type) {
   const bool is_relu = p.activation == UnaryFunction::relu;
   p.low = is_relu ? 0.0f : p.alpha;
   p.high = is_relu ? std::numeric_limits<float>::infinity() : p.beta;
@@ -168,18 +168,18 @@ void set_ends(Product& p, ElementType compute_type) {
   const bool in_tiles = p.in_pieces && p.filters % 8 == 0;
   p.in_fragments = all_rounded && in_tiles && is_clamp;
   p.at_once = !has_16_bits(compute_type) && is_clamp;
-  const bool ends_staying = p.residual ? is_clamp && !p.both
-                                       : is_clamp || p.activation == UnaryFunction::hard_swish ||
-                                             p.activation == UnaryFunction::swish ||
-                                             p.activation == UnaryFunction::gelu;
-  p.may_stay = (all_rounded || compute_type == ElementType::tf32) && in_tiles &&
-               !p.has_prologue() && ends_staying;
+  const bool persistent_epilogue =
+      p.residual ? is_clamp && !p.both
+                 : is_clamp || p.activation == UnaryFunction::hard_swish ||
+                       p.activation == UnaryFunction::swish || p.activation == UnaryFunction::gelu;
+  p.may_persist = (all_rounded || compute_type == ElementType::tf32) && in_tiles &&
+                  !p.has_prologue() && persistent_epilogue;
   p.in_rows = p.in_fragments && !p.residual && !p.both && p.taps_a_row == 3 &&
               p.taps_a_column == 3 && p.stride_h * p.stride_w * p.dilation_h * p.dilation_w == 1;
 }
 
 // Steps of the first source that need no more than its `known` channels.
-int steps_ahead(const Product& p, ElementType compute_type, int known) {
+int steps_ahead(const Gemm& p, ElementType compute_type, int known) {
   if (known >= p.channels) return p.own_steps();
   return p.taps_a_row * p.taps_a_column == 1 ? known / channels_of(compute_type) : 0;
 }
@@ -190,7 +190,7 @@ struct Storage {
 };
 
 // Sets what follows the accumulators, and how early steps are read.
-void set_epilogue(Product& p, const Images& output, const Epilogue& epilogue) {
+void set_epilogue(Gemm& p, const Images& output, const Epilogue& epilogue) {
   p.bias = epilogue.bias;
   p.residual = epilogue.residual.data;
   p.residual_pitch = epilogue.residual.pitch;
@@ -204,7 +204,7 @@ void set_epilogue(Product& p, const Images& output, const Epilogue& epilogue) {
 
 // Launches a GEMM of a whole batch, of which its output pixels and what depends on them are not
 // set.
-void launch_batch(const Sources& from, const Product& batch, const Storage& storage,
+void launch_batch(const Sources& from, const Gemm& batch, const Storage& storage,
                   ElementType compute_type, const Launch& launch) {
   if (from.first.shape.n == 0) return;
   const int multiprocessors = target_here().multiprocessors;
@@ -220,7 +220,7 @@ void launch_batch(const Sources& from, const Product& batch, const Storage& stor
       source->x = element(source->x, storage.x, first * shape.h * shape.w * source->pitch);
       source->shape.n = images;
     }
-    Product p = batch;
+    Gemm p = batch;
     if (p.scale_per_image) p.scale += first * p.channels;
     if (p.residual) p.residual = element(p.residual, storage.residual, before * p.residual_pitch);
     p.y = element(p.y, storage.y, before * p.y_pitch);
@@ -229,16 +229,16 @@ void launch_batch(const Sources& from, const Product& batch, const Storage& stor
     p.in_pieces = in_pieces(p.y, p.y_pitch, storage.y) &&
                   (!p.residual || in_pieces(p.residual, p.residual_pitch, storage.residual));
     p.rows = static_cast<int>(images * places);
-    set_ends(p, compute_type);
+    choose_epilogue(p, compute_type);
     const Choice choice = choose(p, compute_type, multiprocessors, launch.rank);
     with_type(compute_type, [&](auto* type) {
-      launch_product<std::remove_pointer_t<decltype(type)>>(part, p, choice, launch.stream);
+      launch_gemm<std::remove_pointer_t<decltype(type)>>(part, p, choice, launch.stream);
     });
   });
 }
 
 // What a function of such results, stored as what is multiplied, takes.
-double time_of(Product p, const Conv2dShape& shape, ElementType compute_type, const void* residual,
+double time_of(Gemm p, const Conv2dShape& shape, ElementType compute_type, const void* residual,
                int multiprocessors, UnaryFunction function = UnaryFunction::relu) {
   p.activation = function;
   p.residual = residual;
@@ -246,15 +246,15 @@ double time_of(Product p, const Conv2dShape& shape, ElementType compute_type, co
   p.in_pieces = true;
   p.rows = static_cast<int>(std::min<std::int64_t>(std::int64_t{shape.n} * p.out_h * p.out_w,
                                                    std::numeric_limits<int>::max()));
-  set_ends(p, compute_type);
+  choose_epilogue(p, compute_type);
   return least_time(p, compute_type, multiprocessors);
 }
 
 }  // namespace
 
-double product_time(const Conv2dShape& shape, const void* residual, UnaryFunction function,
-                    ElementType compute_type, int multiprocessors) {
-  const Product p = product_of(shape, nullptr, false, compute_type);
+double gemm_time(const Conv2dShape& shape, const void* residual, UnaryFunction function,
+                 ElementType compute_type, int multiprocessors) {
+  const Gemm p = gemm_of(shape, nullptr, false, compute_type);
   return time_of(p, shape, compute_type, residual, multiprocessors, function);
 }
 
@@ -274,7 +274,7 @@ std::int64_t conv2d_nhwc_wgmma_packed(const Conv2dShape& shape, ElementType comp
 void conv2d_nhwc_wgmma_pack(const float* weight, void* packed, const Conv2dShape& shape,
                             ElementType compute_type, Stream stream) {
   wgmma::check(shape, compute_type);
-  const wgmma::Product p = wgmma::product_of(shape, nullptr, false, compute_type);
+  const wgmma::Gemm p = wgmma::gemm_of(shape, nullptr, false, compute_type);
   wgmma::with_type(compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     float* const scales =
@@ -295,7 +295,7 @@ void conv2d_nhwc_wgmma(const ConstImages& input, const void* packed, const Image
   check_storage("y", output.storage, compute_type);
   wgmma::check_source(input, compute_type);
   wgmma::check_packed(packed);
-  wgmma::Product p = wgmma::product_of(shape, nullptr, false, compute_type);
+  wgmma::Gemm p = wgmma::gemm_of(shape, nullptr, false, compute_type);
   p.packed = static_cast<const char*>(packed);
   p.filter_scales = wgmma::scales_at(packed, wgmma::unit_bytes(shape, compute_type), compute_type);
   p.scale = prologue.scale;
@@ -322,7 +322,7 @@ std::int64_t conv2d_nhwc_wgmma_pool_takes(const Conv2dShape& shape, ElementType 
       wgmma::why_not_pooled(shape, compute_type)) {
     return 0;
   }
-  wgmma::Product p = wgmma::product_of(shape, nullptr, false, compute_type);
+  wgmma::Gemm p = wgmma::gemm_of(shape, nullptr, false, compute_type);
   const int multiprocessors = target.multiprocessors;
   const double apart = wgmma::time_of(p, shape, compute_type, nullptr, multiprocessors);
   p.pools = true;
@@ -345,7 +345,7 @@ void conv2d_nhwc_wgmma_pool(const ConstImages& input, const void* packed, const 
     throw std::invalid_argument(std::string("conv2d_nhwc_wgmma_pool: expected y in ") +
                                 name_of(compute_type) + " and no residual");
   }
-  wgmma::Product p = wgmma::product_of(shape, nullptr, false, compute_type);
+  wgmma::Gemm p = wgmma::gemm_of(shape, nullptr, false, compute_type);
   p.pools = true;
   p.packed = static_cast<const char*>(packed);
   wgmma::set_epilogue(p, output, epilogue);
@@ -364,7 +364,7 @@ std::int64_t conv2d_nhwc_wgmma_pair_takes(const Conv2dPairShape& both, ElementTy
   }
   const int multiprocessors = target.multiprocessors;
   const auto time = [&](const Conv2dShape& first, const Conv2dShape* second, const void* residual) {
-    const wgmma::Product p = wgmma::product_of(first, second, second && beside, compute_type);
+    const wgmma::Gemm p = wgmma::gemm_of(first, second, second && beside, compute_type);
     return wgmma::time_of(p, first, compute_type, residual, multiprocessors);
   };
   const void* const some = &shape;
@@ -385,7 +385,7 @@ void conv2d_nhwc_wgmma_pair_pack(const float* weight, const float* other_weight,
   wgmma::check_pair(both, compute_type);
   const Conv2dShape &shape = both.first, &other = both.second;
   const bool beside = both.beside;
-  const wgmma::Product p = wgmma::product_of(shape, &other, beside, compute_type);
+  const wgmma::Gemm p = wgmma::gemm_of(shape, &other, beside, compute_type);
   wgmma::with_type(compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const std::int64_t first = wgmma::unit_bytes(shape, compute_type);
@@ -418,7 +418,7 @@ void conv2d_nhwc_wgmma_pair(const ConstImages& input, const ConstImages& other_i
         "conv2d_nhwc_wgmma_pair: expected inputs of one storage type and no residual");
   }
   const Conv2dShape &shape = both.first, &other = both.second;
-  wgmma::Product p = wgmma::product_of(shape, &other, both.beside, compute_type);
+  wgmma::Gemm p = wgmma::gemm_of(shape, &other, both.beside, compute_type);
   p.packed = static_cast<const char*>(packed);
   p.filter_scales = wgmma::scales_at(
       packed, wgmma::unit_bytes(shape, compute_type) + wgmma::unit_bytes(other, compute_type),

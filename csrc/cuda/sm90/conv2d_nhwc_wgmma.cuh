@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
     conv2d_nhwc_wgmma_kernel(const __grid_constant__ CUtensorMap images,
                              const __grid_constant__ CUtensorMap others,
                              const __grid_constant__ CUtensorMap residuals,
-                             const __grid_constant__ Product p) {
+                             const __grid_constant__ Gemm p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using At = TileOf<T, Groups, Columns>;
   constexpr int kTileFilters = Groups * kFilters, kThreads = At::kMultiplying;
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   constexpr bool kSplits = std::is_same_v<T, float>;
   // Those that made parts of places help to write rows, where all threads have as many registers.
   constexpr bool kHelps = kSplits && !AtOnce && !At::kGives;
-  using Rows = RowsEnd<T, kThreads + (kHelps ? At::kSplitting : 0), Groups, Columns>;
+  using Rows = RowsEpilogue<T, kThreads + (kHelps ? At::kSplitting : 0), Groups, Columns>;
   using Splitter = Splitting<kSplits ? Columns : 64, Prologue>;  // of float32 alone
   const bool in_fragments = kRounds && p.in_fragments;
   extern __shared__ __align__(1024) char memory[];
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   const int rank = p.split > 1 ? static_cast<int>(cluster_rank()) : 0;
   const int first_row = static_cast<int>(blockIdx.x) * Columns;
   const int first_filter = static_cast<int>(blockIdx.y) * kTileFilters;
-  const Product::Steps own = p.steps_at<Both>(first_filter);
+  const Gemm::Steps own = p.steps_at<Both>(first_filter);
   const int first_step = own.first + rank * p.steps_a_block;
   const int steps = max(0, min(p.steps_a_block, own.end - first_step));
   // The block adds up and writes every p.split-th eight of the tile's places.
@@ -103,23 +103,23 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   const int units = min(Groups, (p.filters - first_filter + kFilters - 1) / kFilters);
 
   if (thread == kThreads) {
-    prefetch_map(&images);
-    if constexpr (Both) prefetch_map(&others);
-    if (p.residual_rows > 0) prefetch_map(&residuals);
-    init_phases(residual_is_here, kHelps ? kThreads / 32 * kWarpArrivals : 1);
+    prefetch_tensor_map(&images);
+    if constexpr (Both) prefetch_tensor_map(&others);
+    if (p.residual_rows > 0) prefetch_tensor_map(&residuals);
+    init_mbarrier(residual_is_here, kHelps ? kThreads / 32 * kWarpArrivals : 1);
     for (int stage = 0; stage < p.stages; ++stage) {
-      init_phases(full + 8 * stage, 1);
+      init_mbarrier(full + 8 * stage, 1);
       // Products tell at once for a warpgroup, who reads scales for a warp.
-      init_phases(empty + 8 * stage, kSplits ? 4 * Groups * kWarpArrivals : Groups);
+      init_mbarrier(empty + 8 * stage, kSplits ? 4 * Groups * kWarpArrivals : Groups);
       if constexpr (kSplits) {
-        init_phases(split + 8 * stage, Splitter::kTeamWarps * kWarpArrivals);
+        init_mbarrier(split + 8 * stage, Splitter::kTeamWarps * kWarpArrivals);
       }
     }
     if (p.split > 1) {
-      init_phases(all_received, 1);
-      expect_bytes(all_received, (p.split - 1) * own_eights * kThreads * 16);
+      init_mbarrier(all_received, 1);
+      expect_tx(all_received, (p.split - 1) * own_eights * kThreads * 16);
     }
-    publish_barriers();
+    fence_mbarrier_init();
   }
   __syncwarp();
   if (p.split > 1) arrive_at_cluster_barrier_relaxed();
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
     return reinterpret_cast<float*>(memory + p.at.scales) + stage * Columns;
   };
   if constexpr (At::kGives) {
-    if (warp >= kThreads / 32) give_registers<96>();
+    if (warp >= kThreads / 32) setmaxnreg_dec<96>();
   }
   if constexpr (kSplits) {
     const int splitter = warp - kThreads / 32;
@@ -149,10 +149,10 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
       for (int step = stage; step < steps; step += Splitter::kTeams) {
         splitting.load(first_step + step);
         // Scales that were read are written again: what orders that is not the copy alone.
-        wait_for_phase(empty + 8 * stage, parity ^ 1);
-        wait_for_phase(full + 8 * stage, parity);
+        wait_mbarrier(empty + 8 * stage, parity ^ 1);
+        wait_mbarrier(full + 8 * stage, parity);
         splitting.apply(memory + stage * At::kStageBytes + At::kWeightBytes, scales_of(stage));
-        publish_to_engines();
+        fence_async_proxy();
         arrive_for_warp(split + 8 * stage);
         stage += Splitter::kTeams;
         if (stage >= p.stages) {
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
       if constexpr (kHelps) {
         const Rows rows(p, first_filter, thread);
         wait_for_inputs();  // the residual may be one
-        wait_for_phase(sums_are_made, 0);
+        wait_mbarrier(sums_are_made, 0);
         rows.template write<At::kPitch>(p, memory, own_eights * 8, place_of);
       }
       return;
@@ -191,9 +191,9 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
 #pragma unroll 1
       for (int step = first; step < steps; step += kPairs) {
         const std::uint32_t to = ring + stage * At::kStageBytes, barrier = full + 8 * stage;
-        wait_for_phase(empty + 8 * stage, parity);
+        wait_mbarrier(empty + 8 * stage, parity);
         if (leads) {
-          expect_bytes(barrier, units * kUnitBytes + Columns * kRowBytes);
+          expect_tx(barrier, units * kUnitBytes + Columns * kRowBytes);
           copy_bulk(to, weights, kUnitBytes, barrier);
           if (Groups > 1 && units > 1) {
             copy_bulk(to + kUnitBytes, weights + unit_bytes, kUnitBytes, barrier);
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
         const std::uint32_t to = ring + stage * At::kStageBytes + At::kWeightBytes,
                             barrier = full + 8 * stage;
         if (!waited && first_step + step >= p.ahead) wait();
-        wait_for_phase(empty + 8 * stage, parity);
+        wait_mbarrier(empty + 8 * stage, parity);
         if (leads) taps.copy(to, barrier);
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) taps.next();
@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
     return;
   }
 
-  if constexpr (At::kGives) take_registers<160>();
+  if constexpr (At::kGives) setmaxnreg_inc<160>();
   float bias[2], filters[2];  // of the rows of D that a thread has, and their scales
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -244,15 +244,15 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   const auto wait = [&] {
     wait_for_inputs();
     if (p.residual_rows > 0 && thread == 0) {
-      expect_bytes(residual_is_here, units * p.residual_rows * kRowBytes);
+      expect_tx(residual_is_here, units * p.residual_rows * kRowBytes);
       const int copied = p.split > 1 ? 8 : Columns;
 #pragma unroll 1
       for (int unit = 0; unit < units; ++unit) {
 #pragma unroll 1
         for (int row = 0; row < p.residual_rows; row += copied) {
-          copy_tile(ring + p.at.residual + (unit * p.residual_rows + row) * kRowBytes, &residuals,
-                    first_filter + unit * kFilters, first_row + (row << p.log_split) + rank * 8,
-                    residual_is_here);
+          tma_load_tile(ring + p.at.residual + (unit * p.residual_rows + row) * kRowBytes,
+                        &residuals, first_filter + unit * kFilters,
+                        first_row + (row << p.log_split) + rank * 8, residual_is_here);
         }
       }
     }
@@ -265,16 +265,16 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
 
   float sums[Columns / 2] = {};
   if constexpr (kSplits) {
-    const std::uint64_t weights = matrix_at(ring + warp / 4 * kUnitBytes);
-    const std::uint64_t places = matrix_at(ring + At::kWeightBytes);
+    const std::uint64_t weights = matrix_descriptor(ring + warp / 4 * kUnitBytes);
+    const std::uint64_t places = matrix_descriptor(ring + At::kWeightBytes);
     int stage = 0, parity = 0;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       float of_step[Columns / 2];
-      wait_for_phase(split + 8 * stage, parity);
+      wait_mbarrier(split + 8 * stage, parity);
       const int at = stage * (At::kStageBytes >> 4);
       multiply_parts<Columns>(of_step, weights + at, places + at);
-      wait_for_products<0>();
+      wgmma_wait<0>();
       take(of_step);
       add_scaled(sums, of_step, scales_of(stage));
       arrive_for_warp(empty + 8 * stage);
@@ -288,22 +288,22 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
       sums[i] = compensated(sums[i], p.cut_off) * filters[i % 4 / 2];
     }
   } else {
-    const std::uint64_t weights = matrix_at(ring + warp / 4 * kUnitBytes);
-    const std::uint64_t places = matrix_at(ring + At::kWeightBytes);
+    const std::uint64_t weights = matrix_descriptor(ring + warp / 4 * kUnitBytes);
+    const std::uint64_t places = matrix_descriptor(ring + At::kWeightBytes);
     int stage = 0, parity = 0, before = 0;
     Preparation<T, kThreads, Columns, Prologue> preparation(p, first_row, thread);
     preparation.load(first_step);
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      wait_for_phase(full + 8 * stage, parity);
+      wait_mbarrier(full + 8 * stage, parity);
       const int at = stage * (At::kStageBytes >> 4);
       if constexpr (Prologue) {
         preparation.apply(memory + stage * At::kStageBytes + At::kWeightBytes);
         preparation.load(first_step + step + 1);
       }
       multiply_rows<T, Columns>(sums, weights + at, places + at);
-      commit_products();
-      wait_for_products<1>();  // those of the step before
+      wgmma_commit();
+      wgmma_wait<1>();  // those of the step before
       if (step > 0 && thread % 128 == 0) arrive(empty + 8 * before);
       before = stage;
       if (++stage == p.stages) {
@@ -311,12 +311,12 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
         parity ^= 1;
       }
     }
-    wait_for_products<0>();
+    wgmma_wait<0>();
     preparation.end();
   }
   const auto ready = [&] {
     if (p.ahead > 0) wait();
-    if (p.residual_rows > 0) wait_for_phase(residual_is_here, 0);
+    if (p.residual_rows > 0) wait_mbarrier(residual_is_here, 0);
   };
   // What is made: rounded, [own places][kMadePitch], or sums, [own places][kPitch].
   const std::uint32_t made = ring + p.at.made;
@@ -324,7 +324,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
       made + row_of_tiles(thread) * At::kMadePitch + warp * 32 + piece_of_tiles(thread) * 16;
   const std::uint32_t tiles_from =
       ring + p.at.residual + (warp / 4 * p.residual_rows + row_of_tiles(thread)) * kRowBytes +
-      exchanged(row_of_tiles(thread), warp % 4 * 2 + piece_of_tiles(thread)) * 16;
+      swizzled(row_of_tiles(thread), warp % 4 * 2 + piece_of_tiles(thread)) * 16;
   float* const made_sums =
       reinterpret_cast<float*>(memory + p.at.made) + place_of_sums<At::kPitch>(thread);
   bool past = false;
@@ -444,7 +444,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
 constexpr int kManyChannels = 512;
 
 template <typename T, int Groups, int Columns, bool Prologue, bool Both>
-void launch_tile(const Sources& from, Product p, const Choice& choice, Stream stream) {
+void launch_tile(const Sources& from, Gemm p, const Choice& choice, Stream stream) {
   constexpr bool kLiesAsFloat32 = sizeof(T) == 4;
   using At = TileOf<T, Groups, Columns>;
   using Copied = std::conditional_t<Prologue && kLiesAsFloat32, float, T>;  // not rounded yet

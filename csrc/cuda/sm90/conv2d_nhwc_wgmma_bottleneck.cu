@@ -123,10 +123,10 @@ void bottleneck_pack(const float* first, const float* second, const float* third
     // Blocks have zeros for filters and outputs beyond the last.
     CUDA_CHECK(cudaMemsetAsync(to, 0, bytes, stream));
     wgmma::launch_pack<T>(first, to, shape, shares, stream);
-    wgmma::launch_pack<T>(second, next, wgmma::product_over(shape.k, outputs), shares, stream);
+    wgmma::launch_pack<T>(second, next, wgmma::gemm_over(shape.k, outputs), shares, stream);
     if (reduced > 0) {
       wgmma::launch_pack<T>(third, next + bottlenecks::next_bytes(shares),
-                            wgmma::product_over(outputs, reduced), bottlenecks::kExpansion * shares,
+                            wgmma::gemm_over(outputs, reduced), bottlenecks::kExpansion * shares,
                             stream);
     }
   });

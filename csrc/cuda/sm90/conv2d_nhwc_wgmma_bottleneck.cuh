@@ -94,27 +94,27 @@ __global__ void __launch_bounds__(kThreads)
   const int h = down * p.lines, w = (tile - down * p.parts) * p.columns, pitch = p.columns + 2;
 
   if (thread == kMultiplying) {
-    prefetch_map(&images);
-    if (p.adds) prefetch_map(&residuals);
-    for (int i = 0; i < 10; ++i) init_phases(first_is_here + 8 * i, 1);
+    prefetch_tensor_map(&images);
+    if (p.adds) prefetch_tensor_map(&residuals);
+    for (int i = 0; i < 10; ++i) init_mbarrier(first_is_here + 8 * i, 1);
     if (Shares > 1) {
-      expect_bytes(sums_are_here, (Shares - 1) * At::kOwnBytes);
-      if (Reduces) expect_bytes(last_are_here, (kCluster - 1) * At::kOwnBytes);
-      expect_bytes(between_is_here, (kCluster - 1) * At::kOwn * 8 * kRowBytes);
+      expect_tx(sums_are_here, (Shares - 1) * At::kOwnBytes);
+      if (Reduces) expect_tx(last_are_here, (kCluster - 1) * At::kOwnBytes);
+      expect_tx(between_is_here, (kCluster - 1) * At::kOwn * 8 * kRowBytes);
     }
-    publish_barriers();
+    fence_mbarrier_init();
   }
   __syncwarp();
   if (Shares > 1) arrive_at_cluster_barrier_relaxed();
   __syncthreads();
 
   const auto ask_second = [&] {
-    expect_bytes(second_is_here, At::kLast);
+    expect_tx(second_is_here, At::kLast);
     copy_bulk(shared + kSecond, p.second + rank * At::kLast, At::kLast, second_is_here);
   };
   const auto ask_third = [&] {
     if (!Reduces) return;
-    expect_bytes(third_is_here, At::kLast);
+    expect_tx(third_is_here, At::kLast);
 #pragma unroll
     for (int i = 0; i < Shares; ++i) {  // of 64 filters each, those of this block's outputs
       constexpr int kOf = At::kUnits * kUnitBytes;
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll 1
       for (int tap = 0; tap < kTaps; ++tap, from += Shares * kUnitBytes) {
         const std::uint32_t barrier = first_is_here + tap / 3 * 8;
-        if (tap % 3 == 0) expect_bytes(barrier, 3 * kUnitBytes);
+        if (tap % 3 == 0) expect_tx(barrier, 3 * kUnitBytes);
         copy_bulk(shared + tap * kUnitBytes, from, kUnitBytes, barrier);
       }
       ask_second();
@@ -136,13 +136,13 @@ __global__ void __launch_bounds__(kThreads)
     if ((image | h | w) < 0) return;  // never: but so all of it is divided before the wait
     wait_for_inputs();
     if (leads) {
-      expect_bytes(image_is_here, (p.lines + 2) * pitch * kRowBytes);
-      copy_box(image_at, &images, share * kFilters, w - 1, h - 1, image, image_is_here);
+      expect_tx(image_is_here, (p.lines + 2) * pitch * kRowBytes);
+      tma_load_box(image_at, &images, share * kFilters, w - 1, h - 1, image, image_is_here);
       if (p.adds) {
-        expect_bytes(residual_is_here, At::kUnits * p.lines * p.added_columns * kRowBytes);
+        expect_tx(residual_is_here, At::kUnits * p.lines * p.added_columns * kRowBytes);
         for (int unit = 0; unit < At::kUnits; ++unit) {
-          copy_box(shared + At::kResidual + unit * kPlacesBytes, &residuals,
-                   first_output + unit * kFilters, w, h, image, residual_is_here);
+          tma_load_box(shared + At::kResidual + unit * kPlacesBytes, &residuals,
+                       first_output + unit * kFilters, w, h, image, residual_is_here);
         }
       }
     }
@@ -188,23 +188,23 @@ __global__ void __launch_bounds__(kThreads)
   wait_for_inputs();                          // of what this kernel overwrites, others may read
 
   float sums[kColumns / 2] = {};
-  wait_for_phase(image_is_here, 0);
+  wait_mbarrier(image_is_here, 0);
 #pragma unroll 1
   for (int r = 0; r < 3; ++r) {
-    wait_for_phase(first_is_here + 8 * r, 0);
+    wait_mbarrier(first_is_here + 8 * r, 0);
 #pragma unroll
     for (int s = 0; s < 3; ++s) {
-      multiply_rows<T, kColumns>(sums, matrix_at(shared + (3 * r + s) * kUnitBytes),
-                                 matrix_at(image_at + (r * pitch + s) * kRowBytes));
+      multiply_rows<T, kColumns>(sums, matrix_descriptor(shared + (3 * r + s) * kUnitBytes),
+                                 matrix_descriptor(image_at + (r * pitch + s) * kRowBytes));
     }
-    commit_products();
+    wgmma_commit();
   }
-  wait_for_products<0>();
+  wgmma_wait<0>();
 
   bool past = false;
   // A lane's row of a pair of tiles, in eight places of 64 channels.
   const int tiles_row = row_of_tiles(thread), tiles_piece = warp * 2 + piece_of_tiles(thread);
-  const std::uint32_t in_eight = tiles_row * kRowBytes + exchanged(tiles_row, tiles_piece) * 16;
+  const std::uint32_t in_eight = tiles_row * kRowBytes + swizzled(tiles_row, tiles_piece) * 16;
   const std::uint32_t own_between = between + group * kPlacesBytes;
   constexpr int kEightBytes = 8 * kRowBytes;
   const auto end = [&](int eight, int kept, const float (&sum)[4]) {
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(kThreads)
                                 own_between + eight * kEightBytes + in_eight);
   };
   const auto seen_by_all = [&] {
-    publish_to_engines();
+    fence_async_proxy();
     named_barrier<kMultiplying>(1);
   };
   if constexpr (Shares == 1) {
@@ -237,28 +237,28 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int eight = 0; eight < At::kOwn; ++eight) {
         const std::uint32_t at = own_between + (eight * Shares + share) * kEightBytes;
-        send_bulk(cluster_address(at, thread), at, kEightBytes,
-                  cluster_address(between_is_here, thread));
+        bulk_copy_to_cluster(cluster_address(at, thread), at, kEightBytes,
+                             cluster_address(between_is_here, thread));
       }
     }
-    wait_for_cluster_phase(between_is_here, 0);
+    wait_mbarrier_cluster(between_is_here, 0);
     __syncwarp();
     arrive_at_cluster_barrier_relaxed();  // those that sent it may end
   }
 
   float results[At::kUnits][kColumns / 2] = {};
-  wait_for_phase(second_is_here, 0);
+  wait_mbarrier(second_is_here, 0);
 #pragma unroll
   for (int unit = 0; unit < At::kUnits; ++unit) {
 #pragma unroll
     for (int chunk = 0; chunk < Shares; ++chunk) {
-      multiply_rows<T, kColumns>(results[unit],
-                                 matrix_at(shared + kSecond + (unit * Shares + chunk) * kUnitBytes),
-                                 matrix_at(between + chunk * kPlacesBytes));
+      multiply_rows<T, kColumns>(
+          results[unit], matrix_descriptor(shared + kSecond + (unit * Shares + chunk) * kUnitBytes),
+          matrix_descriptor(between + chunk * kPlacesBytes));
     }
-    commit_products();
+    wgmma_commit();
   }
-  if (p.adds) wait_for_phase(residual_is_here, 0);
+  if (p.adds) wait_mbarrier(residual_is_here, 0);
   const auto end_unit = [&](auto index) {
     constexpr int unit = decltype(index)::value;
     std::uint32_t tiles[kEights][2] = {};
@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int j = 0; j < kEights; ++j) {
       if (p.adds) load_two_tiles(tiles[j], from + j * kEightBytes);
     }
-    wait_for_products<At::kUnits - 1 - unit>();
+    wgmma_wait<At::kUnits - 1 - unit>();
     const float (&of)[kColumns / 2] = results[unit];
     const std::uint32_t to = shared + At::kMade + unit * kPlacesBytes + in_eight;
 #pragma unroll
@@ -285,16 +285,16 @@ __global__ void __launch_bounds__(kThreads)
   seen_by_all();
   float last[Shares][kColumns / 2] = {};
   if constexpr (Reduces) {
-    wait_for_phase(third_is_here, 0);
+    wait_mbarrier(third_is_here, 0);
 #pragma unroll
     for (int i = 0; i < Shares; ++i) {
 #pragma unroll
       for (int unit = 0; unit < At::kUnits; ++unit) {
         multiply_rows<T, kColumns>(last[i],
-                                   matrix_at(shared + (i * At::kUnits + unit) * kUnitBytes),
-                                   matrix_at(shared + At::kMade + unit * kPlacesBytes));
+                                   matrix_descriptor(shared + (i * At::kUnits + unit) * kUnitBytes),
+                                   matrix_descriptor(shared + At::kMade + unit * kPlacesBytes));
       }
-      commit_products();
+      wgmma_commit();
     }
   }
   const int piece = thread % kPieces;
@@ -306,7 +306,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = 0; i < kColumns / kApart; ++i) {
       const int row = thread / kPieces + i * kApart;
       made[i] = load_float4(shared + At::kMade + unit * kPlacesBytes + row * kRowBytes +
-                            exchanged(row, piece) * 16);
+                            swizzled(row, piece) * 16);
     }
 #pragma unroll
     for (int i = 0; i < kColumns / kApart; ++i) {
@@ -317,7 +317,7 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   if constexpr (Reduces) {
-    wait_for_products<0>();
+    wgmma_wait<0>();
     // Eight places of 64 filters are added up by one block of the cluster, the next by the next.
     const std::uint32_t received = shared + At::kLast + thread * 16;
     float own[At::kOwn][4];
@@ -342,7 +342,7 @@ __global__ void __launch_bounds__(kThreads)
                          thread % 32 / 4 + 8 * (i % 2);
       third_bias[i / 2][i % 2] = p.third_bias && filter < p.reduced ? p.third_bias[filter] : 0.0f;
     }
-    if (Shares > 1) wait_for_cluster_phase(last_are_here, 0);
+    if (Shares > 1) wait_mbarrier_cluster(last_are_here, 0);
     named_barrier<kMultiplying>(1);  // all have multiplied what lies where results are made
 #pragma unroll
     for (int i = 0; i < At::kOwn; ++i) {
@@ -371,7 +371,7 @@ __global__ void __launch_bounds__(kThreads)
       if (place < 0 || filter >= p.reduced) continue;
       *reinterpret_cast<float4*>(static_cast<T*>(p.e) +
                                  static_cast<std::int64_t>(place) * p.reduced + filter) =
-          load_float4(shared + i * kEightBytes + row * kRowBytes + exchanged(row, piece) * 16);
+          load_float4(shared + i * kEightBytes + row * kRowBytes + swizzled(row, piece) * 16);
     }
   }
   if (past) tell(p.overflow);

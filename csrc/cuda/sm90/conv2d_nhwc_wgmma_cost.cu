@@ -62,7 +62,7 @@ constexpr StayingCost kTf32StayingCosts[] = {
 // stay, for each eight places of 64 filters.
 constexpr StayingCost kGeluStayingCosts[] = {
     {0.300, 0.530, 1.630}, {1.350, 0.400, 0.860}, {1.730, 0.350, 0.750}};
-constexpr double kGeluEnd = 0.05;
+constexpr double kGeluEpilogue = 0.05;
 static_assert(sizeof(kStayingCosts) / sizeof(kStayingCosts[0]) == kStayingTiles);
 static_assert(sizeof(kTf32StayingCosts) == sizeof(kStayingCosts));
 static_assert(sizeof(kGeluStayingCosts) == sizeof(kStayingCosts));
@@ -95,7 +95,7 @@ const Costs& costs_of(ElementType compute_type) {
 // A tile with 1, 2, 4 and 8 blocks for its sums; patches too.
 using Rating = Rated<Choice, kTiles * 4 + kStayingTiles + kRowsTiles * 2 + kPatches + 3>;
 
-void rate_patches(Rating& found, const Product& p, int multiprocessors) {
+void rate_patches(Rating& found, const Gemm& p, int multiprocessors) {
   for (int tile = 0; tile < kPatches && p.in_rows; ++tile) {
     const double tiles = double{1} * (p.rows / (p.out_h * p.out_w)) *
                          divided(p.out_h, kPatchRows[tile]) * divided(p.out_w, 8) *
@@ -117,7 +117,7 @@ void rate_patches(Rating& found, const Product& p, int multiprocessors) {
   }
 }
 
-Rating rate(const Product& p, ElementType compute_type, int multiprocessors) {
+Rating rate(const Gemm& p, ElementType compute_type, int multiprocessors) {
   const Costs& costs = costs_of(compute_type);
   Rating found;
   rate_patches(found, p, multiprocessors);
@@ -155,13 +155,13 @@ Rating rate(const Product& p, ElementType compute_type, int multiprocessors) {
                                    steps * (p.mean_steps() / most) * cost.share * blocks);
       const double sent =
           split > 1 ? costs.cluster_block * split + costs.sent * (shape.columns / 8) : 0.0;
-      const double shared = costs.shared + (is_gelu ? kGeluEnd : 0.0);
+      const double shared = costs.shared + (is_gelu ? kGeluEpilogue : 0.0);
       const double end = own / 8 * std::max(costs.eight * rounds, shared * shape.groups * blocks);
       found.add(costs.launch + sent * rounds + sums + end,
                 {Form::one_tile, tile, split, stages, multiprocessors});
     }
   }
-  for (int tile = 0; tile < kStayingTiles && p.may_stay; ++tile) {
+  for (int tile = 0; tile < kStayingTiles && p.may_persist; ++tile) {
     const StayingShape& shape = kStaying[tile];
     const StayingCost& cost = (is_gelu                     ? kGeluStayingCosts
                                : has_16_bits(compute_type) ? kStayingCosts
@@ -203,13 +203,13 @@ Rating rate(const Product& p, ElementType compute_type, int multiprocessors) {
 
 }  // namespace
 
-double least_time(const Product& p, ElementType compute_type, int multiprocessors) {
+double least_time(const Gemm& p, ElementType compute_type, int multiprocessors) {
   return rate(p, compute_type, multiprocessors).least();
 }
 
 double pool_time(double bytes) { return kPoolLaunch + bytes * kPoolByte; }
 
-Choice choose(const Product& p, ElementType compute_type, int multiprocessors, int rank) {
+Choice choose(const Gemm& p, ElementType compute_type, int multiprocessors, int rank) {
   return rate(p, compute_type, multiprocessors).at(rank);
 }
 

@@ -74,7 +74,7 @@ __device__ inline void add_up_in_cluster(float4* own, const float (&sums)[Column
   }
   ready();
   if (rank >= Sums::kEights) return;
-  wait_for_cluster_phase(all_received, 0);
+  wait_mbarrier_cluster(all_received, 0);
 #pragma unroll 1
   for (int eight = 0; eight * Split + rank < Sums::kEights; ++eight) {
     float4 sum = own[eight * Threads + thread];
@@ -111,7 +111,7 @@ __device__ inline void add_up_at_once(const float (&sums)[Columns / 2], int rank
   named_barrier<Threads>(1);  // no one multiplies what lies in the ring
   ready();
   if (rank * Together >= Sums::kEights) return;
-  wait_for_cluster_phase(all_received, 0);
+  wait_mbarrier_cluster(all_received, 0);
 #pragma unroll
   for (int block = 0; block < Split - 1; ++block) {
 #pragma unroll
@@ -181,9 +181,9 @@ struct Rounded {
   }
 };
 
-// Ends eight places of 16 filters, as a warp holds them (wgmma.cuh), and stores them rounded: a
-// lane gives the address of a row of the result. Returns whether one of the first `left` places is
-// past the range of T.
+// KnownActivation eight places of 16 filters, as a warp holds them (wgmma.cuh), and stores them
+// rounded: a lane gives the address of a row of the result. Returns whether one of the first `left`
+// places is past the range of T.
 template <typename T, typename Function>
 __device__ inline bool end_in_fragments(const Function& function, const float (&sums)[4],
                                         const float (&bias)[2], const std::uint32_t (&residual)[2],
@@ -312,9 +312,9 @@ __device__ inline void store_piece(To* to, const float (&from)[n], bool whole, i
 // The end in rows, of a tile's filters, `Groups` times 64, and up to `Columns` places: a thread has
 // neighbouring filters of every kApart-th place.
 template <typename T, int Threads, int Groups, int Columns>
-class RowsEnd {
+class RowsEpilogue {
  public:
-  __device__ RowsEnd(const Product& p, int first_filter, int thread)
+  __device__ RowsEpilogue(const Gemm& p, int first_filter, int thread)
       : thread_(thread),
         filter_(first_filter + thread % kPieces * kWidth),
         left_(p.filters - filter_),
@@ -326,7 +326,7 @@ class RowsEnd {
 
   // Rounded results, which lie in rows of `pitch` bytes from `made` on.
   template <typename PlaceOf>
-  __device__ void copy(const Product& p, std::uint32_t made, int pitch, int rows,
+  __device__ void copy(const Gemm& p, std::uint32_t made, int pitch, int rows,
                        const PlaceOf& place_of) const {
     if (left_ <= 0) return;
 #pragma unroll 2
@@ -340,7 +340,7 @@ class RowsEnd {
 
   // What sums become, which lie in the shared memory of the block, [rows][Pitch].
   template <int Pitch, typename PlaceOf>
-  __device__ void write(const Product& p, const char* memory, int rows,
+  __device__ void write(const Gemm& p, const char* memory, int rows,
                         const PlaceOf& place_of) const {
     if (left_ <= 0) return;
     // Of float32, which is not copied to shared memory before, several rows' residuals at once.
@@ -357,7 +357,7 @@ class RowsEnd {
         if (kRounds && p.residual_rows > 0) {
           const char* const from =
               memory + p.at.residual + (thread_ % kPieces / 8 * p.residual_rows + row) * kRowBytes;
-          load_neighbours(reinterpret_cast<const T*>(from + exchanged(row, thread_ % 8) * 16),
+          load_neighbours(reinterpret_cast<const T*>(from + swizzled(row, thread_ % 8) * 16),
                           added[i]);
         } else if (p.residual) {
           const std::int64_t from = place * p.residual_pitch + filter_;

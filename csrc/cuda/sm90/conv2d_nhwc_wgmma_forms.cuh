@@ -16,7 +16,7 @@
 namespace cnn_engine::cuda::wgmma {
 
 template <typename T, bool Prologue, bool Both, int Tile = 0>
-void launch_tiles(const Sources& from, const Product& p, const Choice& choice, Stream stream) {
+void launch_tiles(const Sources& from, const Gemm& p, const Choice& choice, Stream stream) {
   if constexpr (Tile < kShapesOf<T>.count) {
     constexpr TileShape kShape = kShapesOf<T>.at[Tile];
     if constexpr (kShape.is_compiled(Prologue, Both)) {
@@ -33,7 +33,7 @@ void launch_tiles(const Sources& from, const Product& p, const Choice& choice, S
 }
 
 template <typename T>
-void launch_product(const Sources& from, const Product& p, const Choice& choice, Stream stream) {
+void launch_gemm(const Sources& from, const Gemm& p, const Choice& choice, Stream stream) {
   if constexpr (!std::is_same_v<T, float>) {
     if (choice.form == Form::staying) return launch_staying<T>(from, p, choice, stream);
   }
@@ -48,7 +48,7 @@ void launch_product(const Sources& from, const Product& p, const Choice& choice,
 
 // Each is compiled in a file of its own.
 #define CNN_ENGINE_MULTIPLIED(T)                                                                \
-  template void launch_product<T>(const Sources&, const Product&, const Choice&, Stream);       \
+  template void launch_gemm<T>(const Sources&, const Gemm&, const Choice&, Stream);             \
   template void launch_scales<T>(const float*, float*, const Conv2dShape&, bool, Stream);       \
   template void launch_pack<T>(const float*, void*, const float*, const Conv2dShape&, int, int, \
                                int, Stream);

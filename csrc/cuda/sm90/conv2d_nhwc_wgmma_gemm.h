@@ -31,7 +31,7 @@ inline int padded_filters(const Conv2dShape& shape) {
 }
 
 // A product over so many channels, as its weights are packed.
-inline Conv2dShape product_over(int channels, int filters) {
+inline Conv2dShape gemm_over(int channels, int filters) {
   return {1, channels, 1, 1, filters, 1, 1, 1, 1, 0, 0};
 }
 
@@ -75,7 +75,7 @@ struct Source {
   CNN_ENGINE_INLINE int own_steps() const { return taps_a_row * taps_a_column * chunks; }
 };
 
-struct Product : Source {
+struct Gemm : Source {
   const char* packed;
   const float *bias, *scale, *shift;
   const float* filter_scales;  // of float32: what each filter's sums are multiplied by
@@ -104,7 +104,7 @@ struct Product : Source {
   int residual_rows;  // that a block copies to shared memory with the copy engine; 0: none
   bool at_once;       // clamped results may leave as float32, as products are held
   bool in_fragments;  // the end is computed as products are held: a clamp between low and high
-  bool may_stay;      // blocks may stay, whose end is always computed so
+  bool may_persist;   // blocks may stay, whose end is always computed so
   bool in_rows;  // tiles may be parts of the image's rows or patches of it, whose end is so too
   bool pools;    // y has the greatest of each two rows' two places
   float low, high;
@@ -260,20 +260,20 @@ struct Choice {
 
 // The fastest choice by a model of its time: the same on every GPU of as many multiprocessors.
 // Those after it, to be measured, have ranks from 1 on.
-Choice choose(const Product& p, ElementType compute_type, int multiprocessors, int rank);
+Choice choose(const Gemm& p, ElementType compute_type, int multiprocessors, int rank);
 
 // What that model says in microseconds: of the fastest choice, and of a max pool of 2x2 by itself
 // that reads and writes so many bytes.
-double least_time(const Product& p, ElementType compute_type, int multiprocessors);
+double least_time(const Gemm& p, ElementType compute_type, int multiprocessors);
 double pool_time(double bytes);
 // Of a convolution's fastest choice with a function behind it, of results stored as what is
 // multiplied; of the residual, that there is one.
-double product_time(const Conv2dShape& shape, const void* residual, UnaryFunction function,
-                    ElementType compute_type, int multiprocessors);
+double gemm_time(const Conv2dShape& shape, const void* residual, UnaryFunction function,
+                 ElementType compute_type, int multiprocessors);
 
 // For __half, __nv_bfloat16, Tf32 and float, whose products are exact, in files of their own.
 template <typename T>
-void launch_product(const Sources& from, const Product& p, const Choice& choice, Stream stream);
+void launch_gemm(const Sources& from, const Gemm& p, const Choice& choice, Stream stream);
 // Finds what filters' sums are multiplied by, of float32: with `adds` of those whose scales are
 // there already, to whose sums these add.
 template <typename T>

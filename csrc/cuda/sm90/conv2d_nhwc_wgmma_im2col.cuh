@@ -13,8 +13,8 @@ namespace cnn_engine::cuda::wgmma {
 template <typename T, bool Both>
 class Taps {
  public:
-  __device__ Taps(const Product& p, const CUtensorMap& first, const CUtensorMap& second,
-                  int first_row, bool in_second = false)
+  __device__ Taps(const Gemm& p, const CUtensorMap& first, const CUtensorMap& second, int first_row,
+                  bool in_second = false)
       : p_(p), map_(&first), second_map_(&second), first_row_(first_row), from_(p) {
     const int line = first_row / p.out_w;
     image_ = line / p.out_h;
@@ -44,10 +44,10 @@ class Taps {
   __device__ void copy(std::uint32_t to, std::uint32_t barrier) const {
     constexpr int kChannels = kRowBytes / static_cast<int>(sizeof(T));
     if (from_.tiled) {
-      copy_tile(to, map_, chunk_ * kChannels, first_row_, barrier);
+      tma_load_tile(to, map_, chunk_ * kChannels, first_row_, barrier);
     } else {
-      copy_taps(to, map_, chunk_ * kChannels, w_, h_, image_, s_ * from_.dilation_w,
-                r_ * from_.dilation_h, barrier);
+      tma_load_im2col(to, map_, chunk_ * kChannels, w_, h_, image_, s_ * from_.dilation_w,
+                      r_ * from_.dilation_h, barrier);
     }
   }
 
@@ -76,7 +76,7 @@ class Taps {
     w_ = column_ * from_.stride_w - from_.pad_left;
   }
 
-  const Product& p_;
+  const Gemm& p_;
   const CUtensorMap *map_, *second_map_;
   const int first_row_;
   std::conditional_t<Both, Source, const Source&> from_;

@@ -129,8 +129,8 @@ std::int64_t mlp_takes(const MlpShape& both, ElementType compute_type, const Tar
   const Conv2dShape second{shape.n, shape.k, shape.h, shape.w, outputs, 1, 1, 1, 1, 0, 0};
   const int any = 0;
   const double apart =
-      wgmma::product_time(shape, nullptr, UnaryFunction::gelu, costs, multiprocessors) +
-      wgmma::product_time(second, &any, UnaryFunction::relu, costs, multiprocessors);
+      wgmma::gemm_time(shape, nullptr, UnaryFunction::gelu, costs, multiprocessors) +
+      wgmma::gemm_time(second, &any, UnaryFunction::relu, costs, multiprocessors);
   const double together = clustered ? mlp_clusters::time_of(shape, target)
                                     : mlps::time_of(shape, outputs, multiprocessors);
   return together < apart;
@@ -155,7 +155,7 @@ void mlp_pack(const float* first, const float* second, void* packed, const MlpSh
     with_halves("mlp", compute_type, [&](auto* type) {
       using T = std::remove_pointer_t<decltype(type)>;
       const auto pack = [&](const float* weight, char* to, int channels, int filters) {
-        wgmma::launch_pack<T>(weight, to, wgmma::product_over(channels, filters),
+        wgmma::launch_pack<T>(weight, to, wgmma::gemm_over(channels, filters),
                               wgmma::divided(channels, wgmma::kFilters), stream);
       };
       char* const to = static_cast<char*>(packed);

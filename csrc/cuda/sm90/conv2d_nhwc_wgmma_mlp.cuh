@@ -82,21 +82,21 @@ __global__ void __launch_bounds__(kThreads, 1)
   let_successors_start();
   const int thread = threadIdx.x, warp = same_in_warp(thread / 32);
   if (thread == 0) {
-    prefetch_map(&images);
-    prefetch_map(&results);
+    prefetch_tensor_map(&images);
+    prefetch_tensor_map(&results);
     for (int stage = 0; stage < At::kStages; ++stage) {
-      init_phases(full + 8 * stage, 1);
-      init_phases(empty + 8 * stage, kGroups);
+      init_mbarrier(full + 8 * stage, 1);
+      init_mbarrier(empty + 8 * stage, kGroups);
     }
     for (int i = 0; i < At::kImageTiles; ++i) {
-      init_phases(there + 8 * i, 1);
-      init_phases(read + 8 * i, kGroups);
+      init_mbarrier(there + 8 * i, 1);
+      init_mbarrier(read + 8 * i, kGroups);
     }
     for (int group = 0; group < kGroups; ++group) {
-      init_phases(ready + 8 * group, 1);
-      init_phases(made + 8 * group, 4);
+      init_mbarrier(ready + 8 * group, 1);
+      init_mbarrier(made + 8 * group, 4);
     }
-    publish_barriers();
+    fence_mbarrier_init();
   }
   float* const first_bias = reinterpret_cast<float*>(memory + At::kBias);
   for (int i = thread; i < p.steps * kHidden; i += kThreads) {
@@ -106,19 +106,19 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   const int first_tile = static_cast<int>(blockIdx.x), apart = static_cast<int>(gridDim.x);
   if (warp >= kMultiplying / 32) {
-    give_registers<40>();
+    setmaxnreg_dec<40>();
     const bool leads = leads_warp();
     const int helper = warp - kMultiplying / 32;
     if (helper == 0) {  // asks for weights
-      Turn stage = {0, 1};
+      RingStage stage = {0, 1};
       const auto wait = [&] {
-        wait_for_phase(empty + 8 * stage.at, stage.parity);
+        wait_mbarrier(empty + 8 * stage.at, stage.parity);
       };
       const auto ask_first = [&](int step) {
         wait();
         if (leads) {
           const std::uint32_t barrier = full + 8 * stage.at;
-          expect_bytes(barrier, At::kFirstBytes);
+          expect_tx(barrier, At::kFirstBytes);
           copy_bulk(ring + stage.at * At::kFirstBytes, p.first + step * At::kFirstBytes,
                     At::kFirstBytes, barrier);
         }
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads, 1)
           if (leads) {
             const std::uint32_t barrier = full + 8 * stage.at,
                                 to = ring + stage.at * At::kFirstBytes;
-            expect_bytes(barrier, At::kSecondBytes);
+            expect_tx(barrier, At::kSecondBytes);
 #pragma unroll
             for (int unit = 0; unit < At::kUnits; ++unit) {
               constexpr int kLast = At::kSecondBytes - (At::kUnits - 1) * kUnitBytes;
@@ -147,18 +147,18 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     } else if (helper == 1) {  // asks for images
       wait_for_inputs();
-      Turn turn = {0, 1};
+      RingStage turn = {0, 1};
 #pragma unroll 1
       for (int tile = first_tile; tile < p.tiles; tile += apart) {
-        wait_for_phase(read + 8 * turn.at, turn.parity);
+        wait_mbarrier(read + 8 * turn.at, turn.parity);
         if (leads) {
           const std::uint32_t barrier = there + 8 * turn.at,
                               to = shared + turn.at * (kGroups * At::kTileBytes);
-          expect_bytes(barrier, kGroups * At::kTileBytes);
+          expect_tx(barrier, kGroups * At::kTileBytes);
 #pragma unroll
           for (int i = 0; i < kGroups * At::kUnits; ++i) {
-            copy_tile(to + i * kUnitBytes, &images, i % At::kUnits * kFilters,
-                      (tile * kGroups + i / At::kUnits) * kPlaces, barrier);
+            tma_load_tile(to + i * kUnitBytes, &images, i % At::kUnits * kFilters,
+                          (tile * kGroups + i / At::kUnits) * kPlaces, barrier);
           }
         }
         turn.next(At::kImageTiles);
@@ -169,10 +169,10 @@ __global__ void __launch_bounds__(kThreads, 1)
         const std::uint32_t barrier = ready + 8 * group,
                             to = shared + At::kResults + group * At::kTileBytes;
         if (!p.adds) return arrive(barrier);
-        expect_bytes(barrier, At::kTileBytes);
+        expect_tx(barrier, At::kTileBytes);
         for (int unit = 0; unit < At::kUnits; ++unit) {
-          copy_tile(to + unit * kUnitBytes, &residuals, unit * kFilters,
-                    (tile * kGroups + group) * kPlaces, barrier);
+          tma_load_tile(to + unit * kUnitBytes, &residuals, unit * kFilters,
+                        (tile * kGroups + group) * kPlaces, barrier);
         }
       };
       wait_for_inputs();
@@ -182,43 +182,44 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int tile = first_tile; tile < p.tiles; tile += apart, parity ^= 1) {
 #pragma unroll 1
         for (int group = 0; group < kGroups; ++group) {
-          wait_for_phase(made + 8 * group, parity);
+          wait_mbarrier(made + 8 * group, parity);
           if (leads) {
             const std::uint32_t from = shared + At::kResults + group * At::kTileBytes;
             for (int unit = 0; unit < At::kUnits; ++unit) {
-              store_tile(&results, from + unit * kUnitBytes, unit * kFilters,
-                         (tile * kGroups + group) * kPlaces);
+              tma_store_tile(&results, from + unit * kUnitBytes, unit * kFilters,
+                             (tile * kGroups + group) * kPlaces);
             }
-            commit_stores();
-            wait_for_reads();
+            tma_store_commit();
+            tma_store_wait_read();
           }
           __syncwarp();
           prepare(tile + apart, group);
         }
       }
-      if (leads) wait_for_stores();
+      if (leads) tma_store_wait();
     }
     return;
   }
 
-  take_registers<232>();
+  setmaxnreg_inc<232>();
   const int group = warp / 4, lane = thread % 32;
   const std::uint32_t own = shared + group * At::kTileBytes, own_result = own + At::kResults;
   // Where a lane's row of four tiles is, of the 16 columns `at`.
   const int row = warp % 4 * 16 + lane % 16;
   const auto tiles_at = [&](std::uint32_t tile, int at) {
     return tile + at / 4 * kUnitBytes + row * kRowBytes +
-           exchanged(row, at % 4 * 2 + lane / 16) * 16;
+           swizzled(row, at % 4 * 2 + lane / 16) * 16;
   };
-  const std::uint64_t weights = matrix_at(ring);
+  const std::uint64_t weights = matrix_descriptor(ring);
   constexpr int kApart = kInstructionBytes >> 4;
-  Turn stage = {0, 0}, images_at = {0, 0};
+  RingStage stage = {0, 0}, images_at = {0, 0};
   int parity = 0;
   bool past = false;
 #pragma unroll 1
   for (int tile = first_tile; tile < p.tiles; tile += apart, parity ^= 1) {
-    const std::uint64_t places = matrix_at(own) + images_at.at * (kGroups * At::kTileBytes >> 4);
-    wait_for_phase(there + 8 * images_at.at, images_at.parity);
+    const std::uint64_t places =
+        matrix_descriptor(own) + images_at.at * (kGroups * At::kTileBytes >> 4);
+    wait_mbarrier(there + 8 * images_at.at, images_at.parity);
     float hidden[2][kHidden / 2] = {}, sums[Width / 2];
     std::uint32_t between[2][4][4];
 #pragma unroll
@@ -232,9 +233,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     // Asks for the first product of a step.
     const auto begin = [&](int step, float (&d)[kHidden / 2]) {
-      wait_for_phase(full + 8 * stage.at, stage.parity);
+      wait_mbarrier(full + 8 * stage.at, stage.parity);
       const std::uint64_t b = weights + stage.at * (At::kFirstBytes >> 4);
-      begin_products();
+      wgmma_fence();
 #pragma unroll
       for (int k = 0; k < kDeep; ++k) {
         const int at = k / 4 * (kUnitBytes >> 4) + k % 4 * kApart;
@@ -244,12 +245,12 @@ __global__ void __launch_bounds__(kThreads, 1)
           Wgmma<T, kHidden>::multiply(d, places + at, b + at);
         }
       }
-      commit_products();
+      wgmma_commit();
       stage.next(At::kStages);
     };
     int first_stage = stage.at;
     begin(0, hidden[0]);
-    wait_for_products<0>();
+    wgmma_wait<0>();
     take(hidden[0]);
     if (thread % 128 == 0) arrive(empty + 8 * first_stage);
     int second_stage = 0;
@@ -293,18 +294,18 @@ __global__ void __launch_bounds__(kThreads, 1)
           past |= found != 0;
         }
       }
-      wait_for_phase(full + 8 * stage.at, stage.parity);
+      wait_mbarrier(full + 8 * stage.at, stage.parity);
       const std::uint64_t b = weights + stage.at * (At::kFirstBytes >> 4);
-      begin_products();
+      wgmma_fence();
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         WgmmaHeld<T, Width>::multiply(sums, between[kNow][k], b + k * kApart);
       }
-      commit_products();
+      wgmma_commit();
       const int before = second_stage;
       second_stage = stage.at;
       stage.next(At::kStages);
-      wait_for_products<1>();  // all but these
+      wgmma_wait<1>();  // all but these
       take(hidden[1 - kNow]);
       if (thread % 128 == 0) {
         if (step > 0) arrive(empty + 8 * before);
@@ -316,7 +317,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       go(step, std::integral_constant<int, 0>());
       go(step + 1, std::integral_constant<int, 1>());
     }
-    wait_for_products<0>();
+    wgmma_wait<0>();
     take(sums);
     if (thread % 128 == 0) {
       arrive(empty + 8 * second_stage);
@@ -325,7 +326,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
     images_at.next(At::kImageTiles);
 
-    wait_for_phase(ready + 8 * group, parity);
+    wait_mbarrier(ready + 8 * group, parity);
     const int left = p.rows - (tile * kGroups + group) * kPlaces - warp % 4 * 16 - lane / 4;
 #pragma unroll
     for (int at = 0; at < Width / 16; ++at) {
@@ -352,7 +353,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       round_columns<T>(value, rounded);
       store_four_tiles(to, rounded);
     }
-    publish_to_engines();
+    fence_async_proxy();
     __syncwarp();
     if (lane == 0) arrive(made + 8 * group);
   }

@@ -42,7 +42,7 @@ __global__ void mlp_cluster_pack_kernel(const float* __restrict__ first,   // [h
   if (!is_first) at -= first_units * At::kFirstUnitBytes;
   const int unit_bytes = is_first ? At::kFirstUnitBytes : At::kSecondUnitBytes;
   const int unit = at / unit_bytes, row = at % unit_bytes / kRowBytes;
-  const int piece = exchanged(row, at % kRowBytes / 16);
+  const int piece = swizzled(row, at % kRowBytes / 16);
   const int sixteen = piece / 4 * 16, half = piece % 2 * 8;
   for (int i = 0; i < 8; ++i) {
     float value, scale;
@@ -78,8 +78,7 @@ Packed packed_of(const Conv2dShape& shape, int outputs) {
     packed.units = std::int64_t{shape.k / kRound} * decltype(block)::kRoundBytes;
   });
   packed.scales = padded_filters(shape);
-  packed.bytes =
-      packed.units + 4 * (packed.scales + padded_filters(product_over(shape.k, outputs)));
+  packed.bytes = packed.units + 4 * (packed.scales + padded_filters(gemm_over(shape.k, outputs)));
   return packed;
 }
 
@@ -140,8 +139,8 @@ void pack(const float* first, const float* second, void* packed, const Conv2dSha
   const Packed at = packed_of(shape, outputs);
   float* const first_scales = reinterpret_cast<float*>(static_cast<char*>(packed) + at.units);
   float* const second_scales = first_scales + at.scales;
-  launch_scales<float>(first, first_scales, product_over(shape.c, shape.k), false, stream);
-  launch_scales<float>(second, second_scales, product_over(shape.k, outputs), false, stream);
+  launch_scales<float>(first, first_scales, gemm_over(shape.c, shape.k), false, stream);
+  launch_scales<float>(second, second_scales, gemm_over(shape.k, outputs), false, stream);
   with_block(shape.c, [&](auto block) {
     const std::int64_t pieces = at.units / 16;
     mlp_cluster_pack_kernel<decltype(block)::kWidth>

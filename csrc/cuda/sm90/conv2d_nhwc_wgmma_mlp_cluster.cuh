@@ -138,19 +138,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int first_place = static_cast<int>(blockIdx.x) * p.tile_rows;
   const int places = min(p.tile_rows, p.rows - first_place);
   if (thread == kMultiplying) {
-    prefetch_map(&images);
+    prefetch_tensor_map(&images);
     for (int i = 0; i < kGroups * At::kStages; ++i) {
-      init_phases(full + 8 * i, 1);
-      init_phases(empty + 8 * i, 4 * kWarpArrivals);
+      init_mbarrier(full + 8 * i, 1);
+      init_mbarrier(empty + 8 * i, 4 * kWarpArrivals);
     }
-    for (int i = 0; i < At::kChunks; ++i) init_phases(there + 8 * i, 1);
-    init_phases(all_received, 1 + kMultiplying / 32 * kWarpArrivals);
+    for (int i = 0; i < At::kChunks; ++i) init_mbarrier(there + 8 * i, 1);
+    init_mbarrier(all_received, 1 + kMultiplying / 32 * kWarpArrivals);
     int lanes = 0;  // of a warpgroup, who have a place
     for (int row = 0; row < kPlaces; row += 16) lanes += 4 * max(0, min(8, places - row));
-    expect_bytes(all_received, (At::kCluster - 1) * At::kOwnEights * lanes * 16);
-    init_phases(all_read, At::kCluster);
-    init_phases(own_read, kMultiplying / 32 * kWarpArrivals);
-    publish_barriers();
+    expect_tx(all_received, (At::kCluster - 1) * At::kOwnEights * lanes * 16);
+    init_mbarrier(all_read, At::kCluster);
+    init_mbarrier(own_read, kMultiplying / 32 * kWarpArrivals);
+    fence_mbarrier_init();
   }
   __syncwarp();
   arrive_at_cluster_barrier_relaxed();
@@ -162,13 +162,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
 
   if (warp >= kMultiplying / 32) {
-    give_registers<40>();
+    setmaxnreg_dec<40>();
     const bool leads = leads_warp();
     const int helper = warp - kMultiplying / 32;
     if (helper < kGroups) {  // asks for weights
       const int first_units = helper == 0 ? At::first_units(0) : At::first_units(1);
       const int stages = helper * At::kStages;
-      Turn stage = {0, 1};
+      RingStage stage = {0, 1};
 #pragma unroll 1
       for (int round = 0; round < p.rounds; ++round) {
         const char* from = p.packed + (rank * p.rounds + round) * At::kRoundBytes +
@@ -177,9 +177,9 @@ __global__ void __launch_bounds__(kThreads, 1)
         for (int unit = 0; unit < first_units + At::kSecondUnits; ++unit) {
           const int bytes = unit < first_units ? At::kFirstUnitBytes : At::kSecondUnitBytes;
           const std::uint32_t barrier = full + 8 * (stages + stage.at);
-          wait_for_phase(empty + 8 * (stages + stage.at), stage.parity);
+          wait_mbarrier(empty + 8 * (stages + stage.at), stage.parity);
           if (leads) {
-            expect_bytes(barrier, bytes);
+            expect_tx(barrier, bytes);
             copy_bulk(shared + At::kRing + (stages + stage.at) * At::kFirstUnitBytes, from, bytes,
                       barrier);
           }
@@ -192,13 +192,13 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (leads) {
 #pragma unroll 1
         for (int chunk = 0; chunk < At::kChunks; ++chunk) {
-          expect_bytes(there + 8 * chunk, kSliceBytes);
-          copy_tile(shared + chunk * kSliceBytes, &images, chunk * kChunk, first_place,
-                    there + 8 * chunk);
+          expect_tx(there + 8 * chunk, kSliceBytes);
+          tma_load_tile(shared + chunk * kSliceBytes, &images, chunk * kChunk, first_place,
+                        there + 8 * chunk);
         }
       }
     } else {  // tells that what others send may come in the place of images
-      wait_for_phase(own_read, 0);
+      wait_mbarrier(own_read, 0);
       wait_at_cluster_barrier();  // others have made their barriers
       const int lane = thread % 32;
       if (lane < At::kCluster) arrive_cluster(cluster_address(all_read, lane));
@@ -209,20 +209,20 @@ __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
 
-  take_registers<232>();
+  setmaxnreg_inc<232>();
   const int group = warp / 4, lane = thread % 32, own_thread = thread % 128;
   const int row = own_thread / 32 * 16 + lane / 4;  // of D, and the one eight further
   const int own_place = place_of(row);
   const std::uint64_t ring =
-      matrix_at(shared + At::kRing) + group * (At::kStages * At::kFirstUnitBytes >> 4);
+      matrix_descriptor(shared + At::kRing) + group * (At::kStages * At::kFirstUnitBytes >> 4);
   const std::uint32_t own_full = full + 8 * group * At::kStages,
                       own_empty = empty + 8 * group * At::kStages;
   constexpr int kSmallPart = kInstructionBytes >> 4, kNext = 2 * kSmallPart;
-  Turn stage = {0, 0};
+  RingStage stage = {0, 0};
 
   // A chunk's numbers of two places.
   const auto prepare = [&](int chunk, Held& to) {
-    wait_for_phase(there + 8 * chunk, 0);
+    wait_mbarrier(there + 8 * chunk, 0);
     const std::uint32_t from = shared + chunk * kSliceBytes + own_place * kRowBytes;
     float4 z[2][2];
     float largest[2];
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
       for (int s = 0; s < 2; ++s) {
         z[i][s] =
-            load_float4(from + i * 8 * kRowBytes + exchanged(own_place, 4 * s + lane % 4) * 16);
+            load_float4(from + i * 8 * kRowBytes + swizzled(own_place, 4 * s + lane % 4) * 16);
       }
       const auto four = [](const float4& of) {
         return fmaxf(fmaxf(fabsf(of.x), fabsf(of.y)), fmaxf(fabsf(of.z), fabsf(of.w)));
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int slot = rank * At::kOwnEights * kEightBytes + own_thread * 16;
     if (part == 0) {
       wait_at_cluster_barrier();
-      wait_for_cluster_phase(all_read, 0);
+      wait_mbarrier_cluster(all_read, 0);
     }
     if (own_place >= places) return;
 #pragma unroll
@@ -303,17 +303,17 @@ __global__ void __launch_bounds__(kThreads, 1)
     float of_chunk[kAsksAhead ? 2 : 1][kRound / 2];
     int stages[2];
     const auto ask = [&](const Held& of, float (&d)[kRound / 2], int& from) {
-      wait_for_phase(own_full + 8 * stage.at, stage.parity);
+      wait_mbarrier(own_full + 8 * stage.at, stage.parity);
       const std::uint64_t b = ring + stage.at * (At::kFirstUnitBytes >> 4);
       using Products = WgmmaHeld<__half, kRound>;
-      begin_products();
+      wgmma_fence();
       WgmmaHeldAnew<__half, kRound>::multiply(d, of.small[0], b);
       Products::multiply(d, of.small[1], b + kNext);
       Products::multiply(d, of.large[0], b + kSmallPart);
       Products::multiply(d, of.large[1], b + kSmallPart + kNext);
       Products::multiply(d, of.large[0], b);
       Products::multiply(d, of.large[1], b + kNext);
-      commit_products();
+      wgmma_commit();
       from = stage.at;
       stage.next(At::kStages);
     };
@@ -334,13 +334,13 @@ __global__ void __launch_bounds__(kThreads, 1)
       if constexpr (kAsksAhead) {
         if (left > kGroups) {
           ask(held[next], of_chunk[next], stages[next]);
-          wait_for_products<1>();
+          wgmma_wait<1>();
         } else {
-          wait_for_products<0>();
+          wgmma_wait<0>();
         }
         add(held[now], of_chunk[now], stages[now]);
       } else {
-        wait_for_products<0>();
+        wgmma_wait<0>();
         add(held[now], of_chunk[0], stages[now]);
         if (left > kGroups) ask(held[next], of_chunk[0], stages[next]);
       }
@@ -388,7 +388,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         hidden_scales[group * kPlaces + row + 8 * i] = unscale_of(exponent) * kPlaceUnit;
       }
     }
-    named_barrier<kMultiplying>(1);  // what was exchanged is read
+    named_barrier<kMultiplying>(1);  // what was swizzled is read
     const int tiles_row = own_thread / 32 * 16 + lane % 16;
     const std::uint32_t to = shared + At::kHidden + tiles_row * kRowBytes;
 #pragma unroll
@@ -403,16 +403,16 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       const int sixteen = group * (kOwn / 2) + j / 2, piece = sixteen % 2 * 4 + lane / 16;
       const std::uint32_t slice = to + sixteen / 2 * kSliceBytes;
-      store_four_tiles(slice + exchanged(tiles_row, piece) * 16, large);
-      store_four_tiles(slice + exchanged(tiles_row, piece + 2) * 16, small);
+      store_four_tiles(slice + swizzled(tiles_row, piece) * 16, large);
+      store_four_tiles(slice + swizzled(tiles_row, piece + 2) * 16, small);
     }
-    publish_to_engines();
+    fence_async_proxy();
     named_barrier<kMultiplying>(1);
 
     // Sums of a part of the outputs over each warpgroup's hidden channels, which have one scale.
     constexpr int kUnits = kRound / kChunk, kSixteens = kOwnHidden / 16;
     constexpr int kBatches = At::kParts * kGroups;
-    const std::uint64_t a = matrix_at(shared + At::kHidden);
+    const std::uint64_t a = matrix_descriptor(shared + At::kHidden);
     float of_batch[2][At::kColumns / 2];
     int units[2][kUnits];  // of a part, where they are
     const auto ask_batch = [&](int batch) {
@@ -423,7 +423,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int i = 0; i < kSixteens; ++i) {
         const int sixteen = batch % kGroups * kSixteens + i, unit = sixteen / 2;
         if (sixteen % 2 == 0) {
-          wait_for_phase(own_full + 8 * stage.at, stage.parity);
+          wait_mbarrier(own_full + 8 * stage.at, stage.parity);
           at[unit] = stage.at;
           stage.next(At::kStages);
         }
@@ -431,7 +431,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         from_b[i] = ring + at[unit] * (At::kFirstUnitBytes >> 4) + sixteen % 2 * kNext;
       }
       using Products = Wgmma<__half, At::kColumns>;
-      begin_products();
+      wgmma_fence();
       WgmmaAnew<__half, At::kColumns>::multiply(d, from_a[0] + kSmallPart, from_b[0]);
 #pragma unroll
       for (int i = 1; i < kSixteens; ++i) {
@@ -443,7 +443,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
 #pragma unroll
       for (int i = 0; i < kSixteens; ++i) Products::multiply(d, from_a[i], from_b[i]);
-      commit_products();
+      wgmma_commit();
     };
     const auto add_batch = [&](int batch) {
       float (&d)[At::kColumns / 2] = of_batch[batch % 2];
@@ -472,10 +472,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       if (round + 1 == rounds && batch + 1 == kBatches) ask_for_residual();
       if (batch == 0) continue;
-      wait_for_products<1>();
+      wgmma_wait<1>();
       add_batch(batch - 1);
     }
-    wait_for_products<0>();
+    wgmma_wait<0>();
     add_batch(kBatches - 1);
   }
   float2 scale[At::kOwnEights], bias[At::kOwnEights], added[At::kOwnEights];
@@ -493,7 +493,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   send(At::kParts - 1);
   arrive_for_warp(all_received);
 
-  wait_for_cluster_phase(all_received, 0);
+  wait_mbarrier_cluster(all_received, 0);
 #pragma unroll
   for (int turn = 0; turn < At::kOwnEights; ++turn) {
     if (end_place >= places) break;

@@ -1,5 +1,5 @@
 // Weights as conv2d_nhwc_wgmma's stages have them: [ceil(K / 64)][steps][64 filters][128 bytes],
-// their pieces exchanged (wgmma.cuh), zeros beyond the last filter and channel. Those of float32
+// their pieces swizzled (wgmma.cuh), zeros beyond the last filter and channel. Those of float32
 // are two parts (conv2d_nhwc_wgmma_split.cuh), and what products of each filter are multiplied by
 // comes behind them.
 #pragma once
@@ -48,7 +48,7 @@ __global__ void conv2d_nhwc_wgmma_pack_kernel(const float* __restrict__ weight, 
   const std::int64_t index = grid_thread();
   if (index >= pieces) return;
   const int row = static_cast<int>(index / 8 % kFilters);
-  const int piece = exchanged(row, static_cast<int>(index % 8));
+  const int piece = swizzled(row, static_cast<int>(index % 8));
   const std::int64_t block = index / 8 / kFilters;
   const int steps = taps * chunks, step = static_cast<int>(block % steps);
   const int unit = static_cast<int>(block / steps), filter = unit * kFilters + row;

@@ -1,12 +1,12 @@
 // conv2d_nhwc_wgmma where there are more tiles than multiprocessors have room for: blocks that stay
 // and take one tile after another, so that copies for the next and stores of the last go on while
 // one is multiplied. Of clamped results, and without a residual those of hard swish, swish and
-// gelu, that are stored as what is multiplied (Product's may_stay), tf32 as float32.
+// gelu, that are stored as what is multiplied (Gemm's may_persist), tf32 as float32.
 //
 // Beside the warpgroups that multiply, one warp asks for weights and one for images, into the ring
 // of stages, and one for what comes and goes by slots: a tile's residual is copied into a slot, the
 // warpgroups make the result in its place, and from there it is copied to y. A slot is units of 128
-// bytes of filters of all places, whose pieces of 16 bytes lie exchanged (wgmma.cuh). Tiles of the
+// bytes of filters of all places, whose pieces of 16 bytes lie swizzled (wgmma.cuh). Tiles of the
 // same places follow each other.
 #pragma once
 
@@ -26,17 +26,6 @@ namespace cnn_engine::cuda {
 
 namespace wgmma {
 
-// A stage of a ring and the parity of its phase.
-struct Turn {
-  int at = 0, parity;
-  __device__ void next(int count) {
-    if (++at == count) {
-      at = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 // What a thread holds of a tile (wgmma.cuh), of float32: it is ended where the slot has it, as
 // which it is stored.
 template <bool Residual, typename Function, int n>
@@ -47,7 +36,7 @@ __device__ inline void end_in_place(const Function& function, const float (&sums
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int place = row + i % 2, piece = warp % 2 * 4 + g / 4 + i / 2 * 2;
-    at[i] = slot + place * kRowBytes + exchanged(place, piece) * 16 + g % 4 * 4;
+    at[i] = slot + place * kRowBytes + swizzled(place, piece) * 16 + g % 4 * 4;
   }
 #pragma unroll
   for (int j = 0; j < n / 4; ++j) {
@@ -70,7 +59,7 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
                                      const __grid_constant__ CUtensorMap others,
                                      const __grid_constant__ CUtensorMap residuals,
                                      const __grid_constant__ CUtensorMap results,
-                                     const __grid_constant__ Product p) {
+                                     const __grid_constant__ Gemm p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr int kTileFilters = Groups * kFilters, kWarps = 4 * Groups;  // that multiply
   constexpr int kWeightBytes = Groups * kUnitBytes;
@@ -87,18 +76,18 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
   if (!p.holds) let_successors_start();
   const int thread = threadIdx.x, warp = same_in_warp(thread / 32);
   if (thread == 0) {
-    prefetch_map(&images);
-    if constexpr (Both) prefetch_map(&others);
-    prefetch_map(&results);
+    prefetch_tensor_map(&images);
+    if constexpr (Both) prefetch_tensor_map(&others);
+    prefetch_tensor_map(&results);
     for (int stage = 0; stage < p.stages; ++stage) {
-      init_phases(full + 8 * stage, 1);
-      init_phases(empty + 8 * stage, Groups);
+      init_mbarrier(full + 8 * stage, 1);
+      init_mbarrier(empty + 8 * stage, Groups);
     }
     for (int slot = 0; slot < p.slots; ++slot) {
-      init_phases(ready + 8 * slot, 1);
-      init_phases(made + 8 * slot, kWarps);
+      init_mbarrier(ready + 8 * slot, 1);
+      init_mbarrier(made + 8 * slot, kWarps);
     }
-    publish_barriers();
+    fence_mbarrier_init();
   }
   __syncthreads();
 
@@ -111,19 +100,19 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
   };
   if (warp == kWarps) {  // asks for weights
     const bool leads = leads_warp();
-    Turn stage = {0, 1};
+    RingStage stage = {0, 1};
 #pragma unroll 1
     for (int tile = first_tile; tile < p.tiles; tile += apart) {
       const int first_filter = tile % p.filter_tiles * kTileFilters, units = units_of(first_filter);
-      const Product::Steps own = p.steps_at<Both>(first_filter);
+      const Gemm::Steps own = p.steps_at<Both>(first_filter);
       const int steps = own.end - own.first;
       const char* weights = p.packed + std::int64_t{p.weights_at<Both>(first_filter)} * kUnitBytes;
 #pragma unroll 1
       for (int step = 0; step < steps; ++step) {
         const std::uint32_t to = ring + stage.at * kStageBytes, barrier = full + 8 * stage.at;
-        wait_for_phase(empty + 8 * stage.at, stage.parity);
+        wait_mbarrier(empty + 8 * stage.at, stage.parity);
         if (leads) {
-          expect_bytes(barrier, units * kUnitBytes + Columns * kRowBytes);
+          expect_tx(barrier, units * kUnitBytes + Columns * kRowBytes);
           copy_bulk(to, weights, kUnitBytes, barrier);
           if (Groups > 1 && units > 1) {
             copy_bulk(to + kUnitBytes, weights + std::int64_t{steps} * kUnitBytes, kUnitBytes,
@@ -138,11 +127,11 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
   }
   if (warp == kWarps + 1) {  // asks for images
     const bool leads = leads_warp();
-    Turn stage = {0, 1};
+    RingStage stage = {0, 1};
     bool waited = false;
 #pragma unroll 1
     for (int tile = first_tile; tile < p.tiles; tile += apart) {
-      const Product::Steps own = p.steps_at<Both>(tile % p.filter_tiles * kTileFilters);
+      const Gemm::Steps own = p.steps_at<Both>(tile % p.filter_tiles * kTileFilters);
       Taps<T, Both> taps(p, images, others, tile / p.filter_tiles * Columns, own.first > 0);
       if (taps.is_nowhere()) return;
       if (!waited) {
@@ -154,7 +143,7 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
       for (int step = own.first; step < own.end; ++step) {
         const std::uint32_t to = ring + stage.at * kStageBytes + kWeightBytes,
                             barrier = full + 8 * stage.at;
-        wait_for_phase(empty + 8 * stage.at, stage.parity);
+        wait_mbarrier(empty + 8 * stage.at, stage.parity);
         if (leads) taps.copy(to, barrier);
         taps.next();
         stage.next(p.stages);
@@ -170,44 +159,44 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
       if (!p.residual) return arrive(barrier);
       const int first_filter = tile % p.filter_tiles * kTileFilters;
       const int units = slot_units_of(first_filter);
-      expect_bytes(barrier, units * kSlotUnitBytes);
+      expect_tx(barrier, units * kSlotUnitBytes);
       for (int unit = 0; unit < units; ++unit) {
-        copy_tile(to + unit * kSlotUnitBytes, &residuals, first_filter + unit * kSlotFilters,
-                  tile / p.filter_tiles * Columns, barrier);
+        tma_load_tile(to + unit * kSlotUnitBytes, &residuals, first_filter + unit * kSlotFilters,
+                      tile / p.filter_tiles * Columns, barrier);
       }
     };
     if (p.residual) wait_for_inputs();
     for (int slot = 0; slot < p.slots; ++slot) prepare(first_tile + slot * apart, slot);
-    Turn slot = {0, 0};
+    RingStage slot = {0, 0};
 #pragma unroll 1
     for (int tile = first_tile; tile < p.tiles; tile += apart) {
-      wait_for_phase(made + 8 * slot.at, slot.parity);
+      wait_mbarrier(made + 8 * slot.at, slot.parity);
       const int first_filter = tile % p.filter_tiles * kTileFilters;
       if (leads) {
         const std::uint32_t from = slots + slot.at * kSlotBytes;
         for (int unit = 0; unit < slot_units_of(first_filter); ++unit) {
-          store_tile(&results, from + unit * kSlotUnitBytes, first_filter + unit * kSlotFilters,
-                     tile / p.filter_tiles * Columns);
+          tma_store_tile(&results, from + unit * kSlotUnitBytes, first_filter + unit * kSlotFilters,
+                         tile / p.filter_tiles * Columns);
         }
-        commit_stores();
-        wait_for_reads();
+        tma_store_commit();
+        tma_store_wait_read();
       }
       __syncwarp();
       prepare(tile + p.slots * apart, slot.at);
       slot.next(p.slots);
     }
-    if (leads) wait_for_stores();
+    if (leads) tma_store_wait();
     return;
   }
 
   const int lane = thread % 32;
-  const std::uint64_t weights = matrix_at(ring + warp / 4 * kUnitBytes);
-  const std::uint64_t places = matrix_at(ring + kWeightBytes);
+  const std::uint64_t weights = matrix_descriptor(ring + warp / 4 * kUnitBytes);
+  const std::uint64_t places = matrix_descriptor(ring + kWeightBytes);
   const std::uint32_t tiles =
       slots + warp / 4 * kSlotUnitBytes + row_of_tiles(lane) * kRowBytes +
-      exchanged(row_of_tiles(lane), warp % 4 * 2 + piece_of_tiles(lane)) * 16;
+      swizzled(row_of_tiles(lane), warp % 4 * 2 + piece_of_tiles(lane)) * 16;
   wait_for_inputs();  // of what this kernel overwrites, others may read
-  Turn stage = {0, 0}, slot = {0, 0};
+  RingStage stage = {0, 0}, slot = {0, 0};
 #pragma unroll 1
   for (int tile = first_tile; tile < p.tiles; tile += apart) {
     const int first_filter = tile % p.filter_tiles * kTileFilters;
@@ -218,24 +207,24 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
       bias[i] = p.bias && filter < p.filters ? p.bias[filter] : 0.0f;
     }
     float sums[Columns / 2] = {};
-    const Product::Steps own = p.steps_at<Both>(first_filter);
+    const Gemm::Steps own = p.steps_at<Both>(first_filter);
     const int steps = own.end - own.first;
     int before = 0;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      wait_for_phase(full + 8 * stage.at, stage.parity);
+      wait_mbarrier(full + 8 * stage.at, stage.parity);
       const int at = stage.at * (kStageBytes >> 4);
       multiply_rows<T, Columns>(sums, weights + at, places + at);
-      commit_products();
-      wait_for_products<1>();  // those of the step before
+      wgmma_commit();
+      wgmma_wait<1>();  // those of the step before
       if (step > 0 && thread % 128 == 0) arrive(empty + 8 * before);
       before = stage.at;
       stage.next(p.stages);
     }
-    wait_for_products<0>();
+    wgmma_wait<0>();
     if (thread % 128 == 0) arrive(empty + 8 * before);
 
-    wait_for_phase(ready + 8 * slot.at, slot.parity);
+    wait_mbarrier(ready + 8 * slot.at, slot.parity);
     const std::uint32_t from = tiles + slot.at * kSlotBytes;
     const int left = p.rows - tile / p.filter_tiles * Columns;
     bool past = false;
@@ -253,7 +242,8 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
         }
       }
     };
-    // Each is compiled by itself, which takes longest here; set_ends() says what does not stay.
+    // Each is compiled by itself, which takes longest here; choose_epilogue() says what does not
+    // stay.
     if (p.residual) {
       if constexpr (!Both) end(Clamp{p.low, p.high}, std::true_type());
     } else if (p.activation == UnaryFunction::hard_swish) {
@@ -266,7 +256,7 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
       end(Clamp{p.low, p.high}, std::false_type());
     }
     if (past && warp / 4 < units_of(first_filter)) tell(p.overflow);
-    publish_to_engines();
+    fence_async_proxy();
     __syncwarp();
     if (lane == 0) arrive(made + 8 * slot.at);
     slot.next(p.slots);
@@ -275,7 +265,7 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
 }
 
 template <typename T, int Tile, bool Both>
-void launch_staying_tile(const Sources& from, Product p, int multiprocessors, Stream stream) {
+void launch_staying_tile(const Sources& from, Gemm p, int multiprocessors, Stream stream) {
   constexpr StayingShape kShape = kStaying[Tile];
   using Kept = std::conditional_t<std::is_same_v<T, Tf32>, float, T>;  // not rounded
   constexpr int kTileFilters = kShape.groups * kFilters, kColumns = kShape.columns;
@@ -303,7 +293,7 @@ void launch_staying_tile(const Sources& from, Product p, int multiprocessors, St
 }
 
 template <typename T, int Tile = 0>
-void launch_staying(const Sources& from, const Product& p, const Choice& choice, Stream stream) {
+void launch_staying(const Sources& from, const Gemm& p, const Choice& choice, Stream stream) {
   if constexpr (Tile < kStayingTiles) {
     if (choice.tile != Tile) return launch_staying<T, Tile + 1>(from, p, choice, stream);
     if (p.both) return launch_staying_tile<T, Tile, true>(from, p, choice.multiprocessors, stream);

@@ -18,7 +18,7 @@
 // packed as, and each row of a filter summed by itself, half of the places at a time.
 //
 // Packed weights: [ceil(K / 64)][parts][units][64 filters][128 bytes of two of the filter's rows,
-// of 32 bits of one], their pieces exchanged (wgmma.cuh).
+// of 32 bits of one], their pieces swizzled (wgmma.cuh).
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -139,7 +139,7 @@ __device__ inline float packed_weight(const Planar& p, int filter, int r, int s,
   constexpr int kWidth = 16 / sizeof(T), kRowPieces = kAt.filter_row_bytes() / 16;
   constexpr int kTaps = kWidth / kPlanes, kRowsAUnit = 8 / kRowPieces;
   const int units = kAt.units(p.shape.r), row = filter % 64;
-  const int piece = exchanged(row, r % kRowsAUnit * kRowPieces + s / kTaps);
+  const int piece = swizzled(row, r % kRowsAUnit * kRowPieces + s / kTaps);
   const auto* const from = reinterpret_cast<const T*>(p.packed);
   float weight = 0.0f;
 #pragma unroll
@@ -196,9 +196,9 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int n = line / p.tiles_a_column, first_row = (line - n * p.tiles_a_column) * Rows;
   const int first_filter = static_cast<int>(blockIdx.y) * 64;
   if (thread == 0) {
-    init_phases(barrier, 1);
-    publish_to_engines();
-    expect_bytes(barrier, kAt.parts * weight_bytes);
+    init_mbarrier(barrier, 1);
+    fence_async_proxy();
+    expect_tx(barrier, kAt.parts * weight_bytes);
     copy_bulk(weights, p.packed + std::int64_t{1} * blockIdx.y * kAt.parts * weight_bytes,
               kAt.parts * weight_bytes, barrier);
   }
@@ -246,9 +246,9 @@ __global__ void __launch_bounds__(kThreads, 2)
       }
     }
   }
-  publish_to_engines();
+  fence_async_proxy();
   const bool plain = __syncthreads_or(probe != 0.0f);
-  wait_for_phase(barrier, 0);
+  wait_mbarrier(barrier, 0);
 
   float sums[kOwnPlaces / 2] = {};
   const std::uint32_t pieces =
@@ -258,8 +258,8 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll 1
   for (int r = 0; r < p.shape.r; ++r) {
     constexpr int kRowsAUnit = kRowBytes / kAt.filter_row_bytes();
-    const std::uint64_t a =
-        matrix_at(weights + r / kRowsAUnit * kUnitBytes + r % kRowsAUnit * kAt.filter_row_bytes());
+    const std::uint64_t a = matrix_descriptor(weights + r / kRowsAUnit * kUnitBytes +
+                                              r % kRowsAUnit * kAt.filter_row_bytes());
     const std::uint64_t b = pieces_at<T, Stride>(pieces + r * kLineBytes);
     constexpr int kNextA = kInstructionBytes >> 4, kNextB = kTaps / Stride;
     if constexpr (std::is_same_v<T, float>) {
@@ -275,27 +275,27 @@ __global__ void __launch_bounds__(kThreads, 2)
                                          of_places + half * kHalf + i * kNextB);
           }
         };
-        begin_products();
+        wgmma_fence();
         multiply(a, beyond);
         multiply(small, b);
         multiply(a, b);
-        commit_products();
-        wait_for_products<0>();
+        wgmma_commit();
+        wgmma_wait<0>();
         take(of_row);
 #pragma unroll
         for (int i = 0; i < kHalf / 2; ++i) sums[half * (kHalf / 2) + i] += of_row[i];
       }
     } else {
-      begin_products();
+      wgmma_fence();
 #pragma unroll
       for (int i = 0; i < kInstructions; ++i) {
         Wgmma<T, kOwnPlaces>::multiply(sums, a + i * kNextA, b + i * kNextB);
       }
-      commit_products();
-      wait_for_products<1>();
+      wgmma_commit();
+      wgmma_wait<1>();
     }
   }
-  wait_for_products<0>();
+  wgmma_wait<0>();
   __syncthreads();  // no one multiplies what lies there
   float* const own = reinterpret_cast<float*>(memory) + group * (kOwnPlaces * kPitch);
 #pragma unroll
@@ -349,7 +349,7 @@ __global__ void conv2d_nhwc_wgmma_planar_pack_kernel(const float* weight,  // [K
   const int at = index % 8, row = index / 8 % 64, unit = index / 512 % units;
   const int part = index / 512 / units % kAt.parts;
   const int filter = index / 512 / units / kAt.parts * 64 + row;
-  const int piece = exchanged(row, at), r = unit * (8 / kRowPieces) + piece / kRowPieces;
+  const int piece = swizzled(row, at), r = unit * (8 / kRowPieces) + piece / kRowPieces;
   for (int i = 0; i < kWidth; ++i) {
     const int s = piece % kRowPieces * (kWidth / kPlanes) + i / kPlanes, c = i % kPlanes;
     const bool some = filter < shape.k && r < shape.r && s < shape.s && c < shape.c;

@@ -15,7 +15,7 @@
 namespace cnn_engine::cuda::wgmma {
 
 // The image of a tile's first place, whose factors are not those of other images; or 0.
-__device__ inline int first_image(const Product& p, int first_row) {
+__device__ inline int first_image(const Gemm& p, int first_row) {
   return p.scale_per_image ? first_row / (p.out_h * p.out_w) : 0;
 }
 
@@ -33,14 +33,14 @@ __device__ inline void load_four(const float* from, float* to) {
 template <int Channels, int Together>
 class Affine {
  public:
-  __device__ void load(const Product& p, int image, int first) {
+  __device__ void load(const Gemm& p, int image, int first) {
     first_ = first;
     next_image_ = p.scale_per_image ? (image + 1) * p.out_h * p.out_w : p.rows;
     fill(p, p.scale, image, 1.0f, factor_);
     fill(p, p.shift, 0, 0.0f, added_);
   }
 
-  __device__ void apply(const Product& p, int place, float (&z)[Channels]) {
+  __device__ void apply(const Gemm& p, int place, float (&z)[Channels]) {
     if (place >= next_image_ && place < p.rows) {
       const int image = place / (p.out_h * p.out_w);
       next_image_ = (image + 1) * p.out_h * p.out_w;
@@ -54,7 +54,7 @@ class Affine {
 
  private:
   // A branch for all of `Together`, not for each load: the step's loop is a tenth shorter so.
-  __device__ void fill(const Product& p, const float* from, int image, float other,
+  __device__ void fill(const Gemm& p, const float* from, int image, float other,
                        float (&to)[Channels]) const {
 #pragma unroll
     for (int i = 0; i < Channels; ++i) to[i] = other;
@@ -74,7 +74,7 @@ class Affine {
 
 // Asks for what the affine functions of `steps` steps need to be in the first-level cache.
 template <int StepChannels, int Threads, int Columns>
-__device__ inline void ask_for_affine(const Product& p, int first_step, int steps, int first_row,
+__device__ inline void ask_for_affine(const Gemm& p, int first_step, int steps, int first_row,
                                       int thread) {
   constexpr int kSector = 32 / sizeof(float);
   const int places = p.out_h * p.out_w, first = first_step * StepChannels,
@@ -96,7 +96,7 @@ class Preparation {
  public:
   static constexpr int kStepChannels = kRowBytes / sizeof(T);
 
-  __device__ Preparation(const Product& p, int first_row, int thread)
+  __device__ Preparation(const Gemm& p, int first_row, int thread)
       : p_(p),
         first_row_(first_row),
         thread_(thread),
@@ -104,7 +104,7 @@ class Preparation {
 
   __device__ void load(int step) {
     if constexpr (Prologue) {
-      const int piece = exchanged(thread_ / 8, thread_ % 8);
+      const int piece = swizzled(thread_ / 8, thread_ % 8);
       affine_.load(p_, image_, step * kStepChannels + piece * kWidth);
     }
   }
@@ -131,7 +131,7 @@ class Preparation {
         store_neighbours(at, z, Overflow{});
       }
     }
-    publish_to_engines();
+    fence_async_proxy();
     named_barrier<Threads>(1);
   }
 
@@ -144,7 +144,7 @@ class Preparation {
   static constexpr int kWidth = 16 / sizeof(T), kRowsAtOnce = Threads / 8;
   static_assert(kRowsAtOnce % 8 == 0);
 
-  const Product& p_;
+  const Gemm& p_;
   const int first_row_, thread_, image_;
   Affine<kWidth, kWidth> affine_;  // channels come in pieces of 16 bytes
   PastRange<T> past_;
@@ -160,7 +160,7 @@ class Splitting {
   static constexpr int kWarps = 4, kTeams = Columns > 64 ? 1 : 2, kTeamWarps = kWarps / kTeams;
 
   // `warp`: of the kWarps.
-  __device__ Splitting(const Product& p, int first_row, int warp)
+  __device__ Splitting(const Gemm& p, int first_row, int warp)
       : p_(p),
         first_row_(first_row),
         team_(warp / kTeamWarps),
@@ -213,7 +213,7 @@ class Splitting {
   __device__ void load_row(const char* places, int row, float (&z)[kWidth]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const char* const from = places + row * kRowBytes + exchanged(row, 2 * lane_ + half) * 16;
+      const char* const from = places + row * kRowBytes + swizzled(row, 2 * lane_ + half) * 16;
       load_four(reinterpret_cast<const float*>(from), z + 4 * half);
     }
   }
@@ -229,7 +229,7 @@ class Splitting {
       second[i] = odd ? parts.large : parts.small;
     }
     const auto store = [&](int piece, const __half2(&from)[kWidth / 2]) {
-      *reinterpret_cast<uint4*>(places + row * kRowBytes + exchanged(row, piece) * 16) =
+      *reinterpret_cast<uint4*>(places + row * kRowBytes + swizzled(row, piece) * 16) =
           *reinterpret_cast<const uint4*>(from);
     };
     const int large = piece_of_eight(lane_), small = large + 2;
@@ -237,7 +237,7 @@ class Splitting {
     store(odd ? large : small, second);
   }
 
-  const Product& p_;
+  const Gemm& p_;
   const int first_row_, team_, row_, lane_, image_;
   Affine<kWidth, 4> affine_;  // channels come in fours
 };

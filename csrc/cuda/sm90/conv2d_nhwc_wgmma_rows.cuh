@@ -1,9 +1,9 @@
 // conv2d_nhwc_wgmma of 3x3 windows one place apart, where tiles are parts of the image's rows: of
-// clamped results that are stored as what is multiplied (Product's in_rows).
+// clamped results that are stored as what is multiplied (Gemm's in_rows).
 //
 // All nine taps of 128 bytes of channels read what is copied once: the three rows of the image that
 // a tile's windows reach, [3][places + 2], which a tap's matrix is from another place on. Pieces of
-// 16 bytes are exchanged by where they lie in shared memory, wherever a matrix begins (wgmma.cuh).
+// 16 bytes are swizzled by where they lie in shared memory, wherever a matrix begins (wgmma.cuh).
 // So a step copies weights alone. Sums are made channels by channels, tap by tap.
 //
 // Of narrow images a tile is several rows, whose windows are one matrix with the two columns
@@ -47,7 +47,7 @@ struct RowsTile {
 template <typename T, int Groups, int Columns, int Blocks, bool Several>
 __global__ void __launch_bounds__(128 * Groups + 64, Blocks)
     conv2d_nhwc_wgmma_rows_kernel(const __grid_constant__ CUtensorMap images,
-                                  const __grid_constant__ Product p) {
+                                  const __grid_constant__ Gemm p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using At = RowsTile<Groups, Columns, Blocks, Several>;
   constexpr int kTileFilters = Groups * kFilters, kThreads = 128 * Groups;  // that multiply
@@ -72,20 +72,20 @@ __global__ void __launch_bounds__(128 * Groups + 64, Blocks)
   const int units = min(Groups, (p.filters - first_filter + kFilters - 1) / kFilters);
 
   if (thread == kThreads) {
-    prefetch_map(&images);
+    prefetch_tensor_map(&images);
     for (int stage = 0; stage < At::kStages; ++stage) {
-      init_phases(full + 8 * stage, 1);
-      init_phases(empty + 8 * stage, Groups);
+      init_mbarrier(full + 8 * stage, 1);
+      init_mbarrier(empty + 8 * stage, Groups);
     }
     for (int i = 0; i < 2; ++i) {
-      init_phases(there + 8 * i, 1);
-      init_phases(read + 8 * i, Groups);
+      init_mbarrier(there + 8 * i, 1);
+      init_mbarrier(read + 8 * i, Groups);
     }
     if (Several && p.split > 1) {
-      init_phases(all_received, 1);
-      expect_bytes(all_received, (p.split - 1) * own_eights * kThreads * 16);
+      init_mbarrier(all_received, 1);
+      expect_tx(all_received, (p.split - 1) * own_eights * kThreads * 16);
     }
-    publish_barriers();
+    fence_mbarrier_init();
   }
   __syncwarp();
   if (Several && p.split > 1) arrive_at_cluster_barrier_relaxed();
@@ -103,9 +103,9 @@ __global__ void __launch_bounds__(128 * Groups + 64, Blocks)
       for (int step = chunk; step < p.steps; step += p.chunks) {  // a tap's
         const std::uint32_t to = ring + stage * At::kWeightBytes, barrier = full + 8 * stage;
         const char* const from = weights + static_cast<std::int64_t>(step) * kUnitBytes;
-        wait_for_phase(empty + 8 * stage, parity);
+        wait_mbarrier(empty + 8 * stage, parity);
         if (leads) {
-          expect_bytes(barrier, units * kUnitBytes);
+          expect_tx(barrier, units * kUnitBytes);
           copy_bulk(to, from, kUnitBytes, barrier);
           if (Groups > 1 && units > 1) {
             copy_bulk(to + kUnitBytes, from + unit_bytes, kUnitBytes, barrier);
@@ -128,11 +128,11 @@ __global__ void __launch_bounds__(128 * Groups + 64, Blocks)
 #pragma unroll 1
     for (int chunk = first_chunk; chunk < end_chunk; ++chunk) {
       const int turn = chunk - first_chunk, at = turn % 2;
-      wait_for_phase(read + 8 * at, turn / 2 % 2 ^ 1);
+      wait_mbarrier(read + 8 * at, turn / 2 % 2 ^ 1);
       if (leads) {
-        expect_bytes(there + 8 * at, (lines + 2) * pitch * kRowBytes);
-        copy_box(rows + at * At::kImageBytes, &images, chunk * kChannels, w - p.pad_left,
-                 h - p.pad_top, image, there + 8 * at);
+        expect_tx(there + 8 * at, (lines + 2) * pitch * kRowBytes);
+        tma_load_box(rows + at * At::kImageBytes, &images, chunk * kChannels, w - p.pad_left,
+                     h - p.pad_top, image, there + 8 * at);
       }
     }
     return;
@@ -148,22 +148,22 @@ __global__ void __launch_bounds__(128 * Groups + 64, Blocks)
   if (!kForRacecheck && Several && p.split > 1) wait_at_cluster_barrier();
   wait_for_inputs();  // of what this kernel overwrites, others may read
   float sums[Columns / 2] = {};
-  const std::uint64_t weights = matrix_at(ring + warp / 4 * kUnitBytes);
+  const std::uint64_t weights = matrix_descriptor(ring + warp / 4 * kUnitBytes);
   int stage = 0, parity = 0, before = 0;
 #pragma unroll 1
   for (int turn = 0; turn < end_chunk - first_chunk; ++turn) {
     const int at = turn % 2;
     const std::uint32_t of_chunk = rows + at * At::kImageBytes;
-    wait_for_phase(there + 8 * at, turn / 2 % 2);
+    wait_mbarrier(there + 8 * at, turn / 2 % 2);
 #pragma unroll 1
     for (int r = 0; r < 3; ++r) {
 #pragma unroll
       for (int s = 0; s < 3; ++s) {
-        wait_for_phase(full + 8 * stage, parity);
+        wait_mbarrier(full + 8 * stage, parity);
         multiply_rows<T, Columns>(sums, weights + stage * (At::kWeightBytes >> 4),
-                                  matrix_at(of_chunk + (r * pitch + s) * kRowBytes));
-        commit_products();
-        wait_for_products<1>();  // those of the step before
+                                  matrix_descriptor(of_chunk + (r * pitch + s) * kRowBytes));
+        wgmma_commit();
+        wgmma_wait<1>();  // those of the step before
         if (turn + r + s > 0 && thread % 128 == 0) {
           arrive(empty + 8 * before);
           if (r + s == 0) arrive(read + 8 * (at ^ 1));
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(128 * Groups + 64, Blocks)
       }
     }
   }
-  wait_for_products<0>();
+  wgmma_wait<0>();
 
   // Behind the sums that a block of a cluster has.
   const std::uint32_t made = rows + (p.split > 1 ? own_eights * kThreads * 16 : 0);
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(128 * Groups + 64, Blocks)
 }
 
 template <typename T, int Tile = 0>
-void launch_rows(const SourceImages& images, Product p, const Choice& choice, Stream stream) {
+void launch_rows(const SourceImages& images, Gemm p, const Choice& choice, Stream stream) {
   if constexpr (Tile < kRowsTiles) {
     if (choice.tile != Tile) return launch_rows<T, Tile + 1>(images, p, choice, stream);
     constexpr RowsShape kShape = kRows[Tile];

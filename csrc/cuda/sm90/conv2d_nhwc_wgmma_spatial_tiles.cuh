@@ -1,10 +1,10 @@
 // conv2d_nhwc_wgmma of 3x3 windows one place apart, where tiles are patches of the image, eight
-// places of each of many rows: of clamped results that are stored as what is multiplied (Product's
+// places of each of many rows: of clamped results that are stored as what is multiplied (Gemm's
 // in_rows), or of the greatest of each two rows' two places.
 //
 // All nine taps of 128 bytes of channels read what is copied once, the places that a patch's
 // windows reach, [rows + 2][10]: a tap's matrix has eight places of each row, and the next row's
-// lie ten places further. Pieces of 16 bytes are exchanged by where they lie in shared memory,
+// lie ten places further. Pieces of 16 bytes are swizzled by where they lie in shared memory,
 // wherever a matrix begins (wgmma.cuh). So a step copies weights alone. Sums are made channels by
 // channels, tap by tap.
 //
@@ -69,13 +69,13 @@ struct TwoOf<__nv_bfloat16> {
   static __device__ Type rounded(float a, float b) { return __floats2bfloat162_rn(a, b); }
 };
 
-// Ends two rows of a tile as warps hold them (wgmma.cuh), which are rounded and then clamped: the
-// bounds are rounded, too. They go to shared memory as [2 rows][8 places][128 bytes of filters],
-// or, pooled, as [4 places][128 bytes], pieces of 16 bytes exchanged.
+// KnownActivation two rows of a tile as warps hold them (wgmma.cuh), which are rounded and then
+// clamped: the bounds are rounded, too. They go to shared memory as [2 rows][8 places][128 bytes of
+// filters], or, pooled, as [4 places][128 bytes], pieces of 16 bytes swizzled.
 template <typename T>
-class PatchEnd {
+class SpatialTileEpilogue {
  public:
-  __device__ PatchEnd(const Product& p, int first_filter, int warp, int lane)
+  __device__ SpatialTileEpilogue(const Gemm& p, int first_filter, int warp, int lane)
       : p_(p),
         low_(Two::rounded(p.low, p.low)),
         high_(Two::rounded(p.high, p.high)),
@@ -89,7 +89,7 @@ class PatchEnd {
     // pooled places, whose filters take turns.
     const int place = p.pools ? lane % 8 / 2 : lane % 8, half = p.pools ? lane % 2 : lane / 8 % 2;
     at_ = ((p.pools ? 0 : lane / 16 * kPatchWidth) + place) * kRowBytes +
-          exchanged(place, warp * 2 + half) * 16;
+          swizzled(place, warp * 2 + half) * 16;
   }
 
   // `to` is where eight places begin, of which pooled ones are the first four or the `next`.
@@ -151,7 +151,7 @@ class PatchEnd {
     return *reinterpret_cast<const std::uint32_t*>(&made);
   }
 
-  const Product& p_;
+  const Gemm& p_;
   const typename Two::Type low_, high_;
   typename Two::Type most_;
   float bias_[2];
@@ -163,12 +163,12 @@ struct PatchPlace {
   int filter, image, h, w;
 };
 
-// What a thread stores of a tile's results, as PatchEnd has left them: pieces of 16 bytes of one
-// column, of all rows or of those that a block of a cluster has.
+// What a thread stores of a tile's results, as SpatialTileEpilogue has left them: pieces of 16
+// bytes of one column, of all rows or of those that a block of a cluster has.
 template <typename T, int Rows>
 class PatchRows {
  public:
-  __device__ PatchRows(const Product& p, const PatchPlace& first, int rank, int thread) {
+  __device__ PatchRows(const Gemm& p, const PatchPlace& first, int rank, int thread) {
     constexpr int kWidth = 16 / static_cast<int>(sizeof(T));
     const int place = thread / 8, piece = thread % 8, filter = first.filter + piece * kWidth;
     // At a time threads have 16 places: two rows, or four of pooled ones.
@@ -181,7 +181,7 @@ class PatchRows {
     const int left = min(rows, (first.h + Rows) >> shift) - h;
     count_ = w < columns && filter < p.filters && left > 0 ? (left - 1) / further + 1 : 0;
     from_ = (p.pools ? row * two : row * kPatchWidth * kRowBytes) + column * kRowBytes +
-            exchanged(column, piece) * 16;
+            swizzled(column, piece) * 16;
     apart_ = p.pools ? 4 * two : two;
     to_ = static_cast<T*>(p.y) +
           ((std::int64_t{first.image} * rows + h) * columns + w) * p.y_pitch + filter;
@@ -209,7 +209,7 @@ template <typename T, int Rows, bool Splits, bool Stays>
 __global__ void __launch_bounds__(128 + 64, 2)
     conv2d_nhwc_wgmma_patches_kernel(const __grid_constant__ CUtensorMap images,
                                      const __grid_constant__ CUtensorMap results,
-                                     const __grid_constant__ Product p) {
+                                     const __grid_constant__ Gemm p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   static_assert(!(Splits && Stays));
   using At = PatchTile<Rows, Splits>;
@@ -226,22 +226,22 @@ __global__ void __launch_bounds__(128 + 64, 2)
   const int first_chunk = Splits ? rank * p.steps_a_block : 0;
   const int end_chunk = Splits ? min(first_chunk + p.steps_a_block, p.chunks) : p.chunks;
   if (thread == kThreads) {
-    prefetch_map(&images);
-    if (Stays) prefetch_map(&results);
+    prefetch_tensor_map(&images);
+    if (Stays) prefetch_tensor_map(&results);
     for (int stage = 0; stage < At::kStages; ++stage) {
-      init_phases(full + 8 * stage, 1);
-      init_phases(empty + 8 * stage, 1);
+      init_mbarrier(full + 8 * stage, 1);
+      init_mbarrier(empty + 8 * stage, 1);
     }
     for (int i = 0; i < 2; ++i) {
-      init_phases(there + 8 * i, 1);
-      init_phases(read + 8 * i, 1);
+      init_mbarrier(there + 8 * i, 1);
+      init_mbarrier(read + 8 * i, 1);
     }
     if (Splits) {
       const int own = ((Rows / 2 - rank + p.split - 1) >> p.log_split) * 2;
-      init_phases(all_received, 1);
-      expect_bytes(all_received, (p.split - 1) * own * kThreads * 16);
+      init_mbarrier(all_received, 1);
+      expect_tx(all_received, (p.split - 1) * own * kThreads * 16);
     }
-    publish_barriers();
+    fence_mbarrier_init();
   }
   __syncwarp();
   if (Splits) arrive_at_cluster_barrier_relaxed();
@@ -262,7 +262,7 @@ __global__ void __launch_bounds__(128 + 64, 2)
   };
   if (warp == kWarps) {  // asks for weights
     const bool leads = leads_warp();
-    Turn stage = {0, 1};
+    RingStage stage = {0, 1};
 #pragma unroll 1
     for (int tile = first_tile; tile < p.tiles; tile += apart) {
       const char* const weights =
@@ -272,9 +272,9 @@ __global__ void __launch_bounds__(128 + 64, 2)
 #pragma unroll 1
         for (int step = chunk; step < p.steps; step += p.chunks) {  // a tap's
           const std::uint32_t barrier = full + 8 * stage.at;
-          wait_for_phase(empty + 8 * stage.at, stage.parity);
+          wait_mbarrier(empty + 8 * stage.at, stage.parity);
           if (leads) {
-            expect_bytes(barrier, At::kWeightBytes);
+            expect_tx(barrier, At::kWeightBytes);
             copy_bulk(ring + stage.at * At::kWeightBytes,
                       weights + std::int64_t{step} * At::kWeightBytes, At::kWeightBytes, barrier);
           }
@@ -293,12 +293,12 @@ __global__ void __launch_bounds__(128 + 64, 2)
       for (int two = 0; two < Rows / 2; ++two) {
         const int h = (at.h + 2 * two) >> shift;
         if (h >= p.out_h >> shift) break;
-        store_box(&results, from + two * made_bytes, at.filter, at.w >> shift, h, at.image);
+        tma_store_box(&results, from + two * made_bytes, at.filter, at.w >> shift, h, at.image);
       }
-      commit_stores();
-      wait_for_reads();
+      tma_store_commit();
+      tma_store_wait_read();
     };
-    Turn half = {0, 1};
+    RingStage half = {0, 1};
     constexpr PatchPlace kNothing = {-1, 0, 0, 0};
     // Results that are where patches come to.
     PatchPlace made_first = kNothing, made_next = kNothing;
@@ -310,7 +310,7 @@ __global__ void __launch_bounds__(128 + 64, 2)
       }
     };
     const auto wait_for_half = [&] {
-      wait_for_phase(read + 8 * half.at, half.parity);
+      wait_mbarrier(read + 8 * half.at, half.parity);
       if constexpr (Stays) {
         const PatchPlace made = half.at == 0 ? made_first : made_next;
         if (made.filter >= 0) store(made, patches + half.at * At::kImageBytes);
@@ -333,9 +333,9 @@ __global__ void __launch_bounds__(128 + 64, 2)
         const std::uint32_t barrier = there + 8 * half.at;
         wait_for_half();
         if (leads) {
-          expect_bytes(barrier, At::kReached);
-          copy_box(patches + half.at * At::kImageBytes, &images, chunk * kChannels,
-                   at.w - p.pad_left, at.h - p.pad_top, at.image, barrier);
+          expect_tx(barrier, At::kReached);
+          tma_load_box(patches + half.at * At::kImageBytes, &images, chunk * kChannels,
+                       at.w - p.pad_left, at.h - p.pad_top, at.image, barrier);
         }
         if (Stays && chunk + 1 == end_chunk) keep(at);
         half.next(2);
@@ -347,7 +347,7 @@ __global__ void __launch_bounds__(128 + 64, 2)
         wait_for_half();
         half.next(2);
       }
-      if (leads) wait_for_stores();
+      if (leads) tma_store_wait();
     }
     return;
   }
@@ -358,28 +358,28 @@ __global__ void __launch_bounds__(128 + 64, 2)
   // Others have made their barriers.
   if (!kForRacecheck && Splits) wait_at_cluster_barrier();
   wait_for_inputs();  // of what this kernel overwrites, others may read
-  const std::uint64_t weights = matrix_at(ring);
-  const std::uint64_t places = matrix_at<kPatchPitch * kRowBytes>(patches);
-  Turn stage = {0, 0}, half = {0, 0};
+  const std::uint64_t weights = matrix_descriptor(ring);
+  const std::uint64_t places = matrix_descriptor<kPatchPitch * kRowBytes>(patches);
+  RingStage stage = {0, 0}, half = {0, 0};
 #pragma unroll 1
   for (int tile = first_tile; tile < p.tiles; tile += apart) {
     const PatchPlace at = Stays ? where(tile) : first;
-    PatchEnd<T> end(p, at.filter + warp * 16, warp, thread % 32);
+    SpatialTileEpilogue<T> end(p, at.filter + warp * 16, warp, thread % 32);
     float sums[Rows * 4] = {};
     int before = 0;
 #pragma unroll 1
     for (int chunk = first_chunk; chunk < end_chunk; ++chunk) {
       const std::uint64_t of_chunk = places + half.at * (At::kImageBytes >> 4);
-      wait_for_phase(there + 8 * half.at, half.parity);
+      wait_mbarrier(there + 8 * half.at, half.parity);
 #pragma unroll 1
       for (int r = 0; r < 3; ++r) {
 #pragma unroll
         for (int s = 0; s < 3; ++s) {
-          wait_for_phase(full + 8 * stage.at, stage.parity);
+          wait_mbarrier(full + 8 * stage.at, stage.parity);
           multiply_rows<T, Rows * 8>(sums, weights + stage.at * (At::kWeightBytes >> 4),
                                      of_chunk + (r * kPatchPitch + s) * (kRowBytes >> 4));
-          commit_products();
-          wait_for_products<1>();  // those of the step before
+          wgmma_commit();
+          wgmma_wait<1>();  // those of the step before
           if (thread == 0 && chunk - first_chunk + r + s > 0) {
             arrive(empty + 8 * before);
             if (r + s == 0) arrive(read + 8 * (half.at ^ 1));
@@ -390,7 +390,7 @@ __global__ void __launch_bounds__(128 + 64, 2)
       }
       half.next(2);
     }
-    wait_for_products<0>();
+    wgmma_wait<0>();
     if (thread == 0) arrive(empty + 8 * before);
     const int last = half.at ^ 1;
     const auto two_rows = [&](int row, float (&upper)[4], float (&lower)[4]) {
@@ -445,7 +445,7 @@ __global__ void __launch_bounds__(128 + 64, 2)
     }
     if (past) tell(p.overflow);
     if (Stays) {
-      publish_to_engines();
+      fence_async_proxy();
       named_barrier<kThreads>(1);
       if (thread == 0) arrive(read + 8 * last);
     } else {
@@ -457,7 +457,7 @@ __global__ void __launch_bounds__(128 + 64, 2)
 }
 
 template <typename T, int Rows, bool Splits>
-void launch_patch(const SourceImages& images, Product p, const Choice& choice, Stream stream) {
+void launch_patch(const SourceImages& images, Gemm p, const Choice& choice, Stream stream) {
   using At = PatchTile<Rows, Splits>;
   p.split = choice.split;
   p.log_split = log2_of(choice.split);
@@ -490,7 +490,7 @@ void launch_patch(const SourceImages& images, Product p, const Choice& choice, S
 }
 
 template <typename T>
-void launch_patches(const SourceImages& images, const Product& p, const Choice& choice,
+void launch_patches(const SourceImages& images, const Gemm& p, const Choice& choice,
                     Stream stream) {
   if (choice.tile == 0) return launch_patch<T, kPatchRows[0], false>(images, p, choice, stream);
   if (choice.split > 1) return launch_patch<T, kPatchRows[1], true>(images, p, choice, stream);

@@ -104,14 +104,14 @@ __device__ inline void multiply_parts(float (&sums)[Columns / 2], std::uint64_t 
                                       std::uint64_t places) {
   constexpr int kApart = kInstructionBytes >> 4, kSmall = kApart, kNext = 2 * kApart;
   using Products = Wgmma<__half, Columns>;
-  begin_products();
+  wgmma_fence();
   WgmmaAnew<__half, Columns>::multiply(sums, weights + kSmall, places);
   Products::multiply(sums, weights + kSmall + kNext, places + kNext);
   Products::multiply(sums, weights, places + kSmall);
   Products::multiply(sums, weights + kNext, places + kSmall + kNext);
   Products::multiply(sums, weights, places);
   Products::multiply(sums, weights + kNext, places + kNext);
-  commit_products();
+  wgmma_commit();
 }
 
 // Sums that the products before have ended: the compiler does not look at them earlier.

@@ -109,7 +109,7 @@ __device__ inline void sum_plainly(const Conv2dShape& shape, const char* weights
     for (int i = 0; i < 2; ++i) {
       const int row = first + 8 * i, piece = r % 2 * (kFilterRowBytes / 16) + s / kStride;
       const char* const from =
-          weights + r / 2 * kUnitBytes + row * kRowBytes + exchanged(row, piece) * 16;
+          weights + r / 2 * kUnitBytes + row * kRowBytes + swizzled(row, piece) * 16;
       weight[i] = widened(reinterpret_cast<const T*>(from)[in_piece]);
     }
 #pragma unroll
@@ -142,11 +142,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   if (warp == kWarps - 1 && leads_warp()) {
     const char* const from = p.packed + std::int64_t{1} * blockIdx.y * weight_bytes;
 #pragma unroll 1
-    for (int i = 0; i < units; ++i) init_phases(barriers + i * 8, 1);
-    publish_to_engines();
+    for (int i = 0; i < units; ++i) init_mbarrier(barriers + i * 8, 1);
+    fence_async_proxy();
 #pragma unroll 1
     for (int i = 0; i < units; ++i) {
-      expect_bytes(barriers + i * 8, kUnitBytes);
+      expect_tx(barriers + i * 8, kUnitBytes);
       copy_bulk(weights + i * kUnitBytes, from + i * kUnitBytes, kUnitBytes, barriers + i * 8);
     }
   }
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       store_rounded(reinterpret_cast<T*>(image + row * kLineBytes + lane * 16), values,
                     largest(values), p.overflow);
     }
-    publish_to_engines();
+    fence_async_proxy();
     const bool plain = __syncthreads_or(probe != 0.0f);
 
     float sums[kRows * 4] = {};
@@ -203,19 +203,19 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const std::uint64_t next_row = std::uint64_t(p.shape.stride_h * kLineBytes >> 4) << 32;
 #pragma unroll 1
     for (int r = 0; r < p.shape.r; ++r) {
-      if (r % 2 == 0) wait_for_phase(barriers + r / 2 * 8, 0);
-      const std::uint64_t a = matrix_at(weights + filter_row_at(r));
+      if (r % 2 == 0) wait_mbarrier(barriers + r / 2 * 8, 0);
+      const std::uint64_t a = matrix_descriptor(weights + filter_row_at(r));
       const std::uint64_t b = next_row | std::uint64_t{1} << 16 | (pieces + r * kLineBytes) >> 4;
-      begin_products();
+      wgmma_fence();
 #pragma unroll
       for (int i = 0; i < kInstructions; ++i) {
         Wgmma<T, kRows * 8>::multiply(sums, a + i * (kInstructionBytes >> 4),
                                       b + i * (kInstructionBytes / 16));
       }
-      commit_products();
-      wait_for_products<1>();
+      wgmma_commit();
+      wgmma_wait<1>();
     }
-    wait_for_products<0>();
+    wgmma_wait<0>();
     take(sums);
     if (plain) sum_plainly<T>(p.shape, memory, image + group * 8 * 16, sums);
 
@@ -381,7 +381,7 @@ void stem_pool(const float* input, const void* packed, const Images& output,
   }
   if (!is_aligned(packed, 16)) refuse("packed weights at a multiple of 16");
   const Activation clamp = clamps_of(epilogue.activation);
-  if (ends_of(clamp) != Ends::clamps) refuse("relu, clip or no function");
+  if (known_activation_of(clamp) != KnownActivation::clamps) refuse("relu, clip or no function");
   if (shape.n == 0) return;
   const int multiprocessors = target_here().multiprocessors;
   const std::int64_t places = std::int64_t{pool.out_h()} * pool.out_w();

@@ -1,15 +1,14 @@
-// Hopper's products of matrices and tensor copies by PTX (compute capability 9.0a).
+// Hopper's matrix multiplication of warpgroups by PTX (compute capability 9.0a): the atoms, and the
+// descriptors of their operands.
 //
 // Matrices lie in shared memory as rows of 128 bytes of K, in groups of eight rows (1,024 bytes, so
-// aligned), whose pieces of 16 bytes are exchanged as the copy engine does it: piece i of row r is
-// at i ^ (r % 8).
+// aligned), in TMA's swizzle of 128 bytes: piece i of 16 bytes of row r is at i ^ (r % 8).
 //
 // A warpgroup, four warps, holds D [64 x N] together: with warp w of it, g = lane / 4 and
 // t = lane % 4, d[4 j] and d[4 j + 1] are columns 8 j + 2 t and the next of row 16 w + g, and
 // d[4 j + 2], d[4 j + 3] of row + 8.
 #pragma once
 
-#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -18,6 +17,8 @@
 #include "cuda/sm80/cluster.cuh"
 #include "cuda/sm80/mma.cuh"
 #include "cuda/sm80/tf32.cuh"
+#include "cuda/sm90/ring.cuh"
+#include "cuda/sm90/tma.cuh"
 
 namespace cnn_engine::cuda {
 
@@ -26,23 +27,23 @@ constexpr int kMatrixRows = 64;        // of A and D
 constexpr int kInstructionBytes = 32;  // of K that one instruction takes
 
 // Where a piece of 16 bytes of a row lies among the row's eight.
-__host__ __device__ constexpr int exchanged(int row, int piece) { return piece ^ (row & 7); }
+__host__ __device__ constexpr int swizzled(int row, int piece) { return piece ^ (row & 7); }
 
-// How wgmma is told of a matrix at `address` of the block's shared memory, whose groups of eight
-// rows may be as far apart as is said.
+// The shared-memory descriptor of a matrix at `address` of the block, with EightRows bytes from one
+// group of eight rows to the next.
 template <int EightRows = 8 * kRowBytes>
-__device__ inline std::uint64_t matrix_at(std::uint32_t address) {
-  constexpr std::uint64_t kExchanged128 = 1, kEightRows = EightRows;
-  return kExchanged128 << 62 | (kEightRows >> 4) << 32 | std::uint64_t{1} << 16 |
+__device__ inline std::uint64_t matrix_descriptor(std::uint32_t address) {
+  constexpr std::uint64_t kSwizzle128 = 1, kEightRows = EightRows;
+  return kSwizzle128 << 62 | (kEightRows >> 4) << 32 | std::uint64_t{1} << 16 |
          ((address & 0x3ffff) >> 4);
 }
 
-__device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void commit_products() {
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 template <int Pending>
-__device__ inline void wait_for_products() {
+__device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
 
@@ -191,68 +192,12 @@ CNN_ENGINE_WGMMA_HELD_96(WgmmaHeldAnew, "ne", __half, "k16.f32.f16.f16")
 // Asks for the products of 128 bytes of K.
 template <typename Operand, int N>
 __device__ inline void multiply_rows(float (&d)[N / 2], std::uint64_t a, std::uint64_t b) {
-  begin_products();
+  wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kRowBytes / kInstructionBytes; ++k) {
     constexpr int kApart = kInstructionBytes >> 4;
     Wgmma<Operand, N>::multiply(d, a + k * kApart, b + k * kApart);
   }
-}
-
-// ---- barriers of shared memory that count arrivals and bytes, used phase after phase ----
-
-__device__ inline void init_phases(std::uint32_t barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-
-__device__ inline void arrive(std::uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-// A build that is for racecheck alone (docs/how-to/add_kernel.md).
-#ifdef CNN_ENGINE_FOR_RACECHECK
-constexpr bool kForRacecheck = true;
-#else
-constexpr bool kForRacecheck = false;
-#endif
-
-// Arrives for the lanes of a warp, once all of them are there: what they have stored and read comes
-// before. racecheck does not see that of lanes that do not arrive themselves, so in its build all
-// do: products of float32 take 2 to 4 % longer so.
-constexpr int kWarpArrivals = kForRacecheck ? 32 : 1;
-__device__ inline void arrive_for_warp(std::uint32_t barrier) {
-  __syncwarp();
-  if (kWarpArrivals > 1 || threadIdx.x % 32 == 0) arrive(barrier);
-}
-
-// The block's barriers, made by this thread, can be used by copies and by the cluster.
-__device__ inline void publish_barriers() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-// As wait_for_phase, for what other blocks of the cluster sent.
-__device__ inline void wait_for_cluster_phase(std::uint32_t barrier, int parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n"
-      "}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-
-// Has the copy engine bring bytes of this block's shared memory, published, to a block's of the
-// cluster, whose barrier counts them.
-__device__ inline void send_bulk(std::uint32_t to, std::uint32_t from, int bytes,
-                                 std::uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-      "[%3];" ::"r"(to),
-      "r"(from), "r"(bytes), "r"(barrier)
-      : "memory");
 }
 
 __device__ inline float4 load_float4(std::uint32_t address) {
@@ -264,95 +209,14 @@ __device__ inline float4 load_float4(std::uint32_t address) {
   return value;
 }
 
-// True in one thread of the warp.
-__device__ inline bool leads_warp() {
-  std::uint32_t leads;
-  asm volatile(
-      "{\n"
-      ".reg .pred leads;\n"
-      "elect.sync _|leads, 0xffffffff;\n"
-      "selp.u32 %0, 1, 0, leads;\n"
-      "}"
-      : "=r"(leads));
-  return leads != 0;
-}
-
-// A warpgroup's threads have so many registers from here on.
+// setmaxnreg: a warpgroup's threads have so many registers from here on.
 template <int Count>
-__device__ inline void give_registers() {
+__device__ inline void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
 }
 template <int Count>
-__device__ inline void take_registers() {
+__device__ inline void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
-}
-
-// ---- tensor copies; their bytes, zeros among them, count at the barrier ----
-
-__device__ inline void prefetch_map(const CUtensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
-__device__ inline void copy_tile(std::uint32_t to, const CUtensorMap* map, int column, int row,
-                                 std::uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
-      "[%1, {%2, %3}], [%4];" ::"r"(to),
-      "l"(map), "r"(column), "r"(row), "r"(barrier)
-      : "memory");
-}
-
-// Places of a window's tap (down, right) over images [n, h, w, c], from that window on whose first
-// tap is at (n, h, w).
-__device__ inline void copy_taps(std::uint32_t to, const CUtensorMap* map, int c, int w, int h,
-                                 int n, int right, int down, std::uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], "
-      "[%1, {%2, %3, %4, %5}], [%6], {%7, %8};" ::"r"(to),
-      "l"(map), "r"(c), "r"(w), "r"(h), "r"(n), "r"(barrier),
-      "h"(static_cast<unsigned short>(right)), "h"(static_cast<unsigned short>(down))
-      : "memory");
-}
-
-// A box of images [n, h, w, c] from that place on, which may be beyond the image.
-__device__ inline void copy_box(std::uint32_t to, const CUtensorMap* map, int c, int w, int h,
-                                int n, std::uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
-      "[%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
-      "l"(map), "r"(c), "r"(w), "r"(h), "r"(n), "r"(barrier)
-      : "memory");
-}
-
-// ---- tensor copies from shared memory, which a thread waits for ----
-
-__device__ inline void store_tile(const CUtensorMap* map, std::uint32_t from, int column, int row) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
-      "r"(column), "r"(row), "r"(from)
-      : "memory");
-}
-// A box of images [n, h, w, c], those of its places that are in the image.
-__device__ inline void store_box(const CUtensorMap* map, std::uint32_t from, int c, int w, int h,
-                                 int n) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::
-          "l"(map),
-      "r"(c), "r"(w), "r"(h), "r"(n), "r"(from)
-      : "memory");
-}
-__device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Returns once all that this thread stores was read; was written.
-__device__ inline void wait_for_reads() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-__device__ inline void wait_for_stores() {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
-
-// What was stored in shared memory is seen by copies and products that are asked for later.
-__device__ inline void publish_to_engines() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 }  // namespace cnn_engine::cuda
