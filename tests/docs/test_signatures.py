@@ -33,8 +33,6 @@ LEFT = {
     "cuda/common/conv2d_blocked.cu": {"conv2d_blocked"},
     "cuda/common/matmul.cu": {"linear_blocked", "matmul_blocked"},
     "cuda/common/recurrent.cu": {"recurrent"},
-    "cuda/fused/plan.cpp": {"Plan"},
-    "cuda/fused/plan.h": {"Plan"},
     "ops/conv2d_blocked.h": {"conv2d_blocked"},
     "ops/conv2d_nhwc.h": {"conv2d_nhwc", "conv2d_nhwc_bfloat16"},
     "ops/expand_depthwise.h": {"expand_depthwise"},

@@ -123,10 +123,11 @@ std::unique_ptr<fused::Plan> pack_on_host(const fused::CompiledIn& network,
   bool exact_pixels = false;
   network.pack(weights, {packed.data(), head.data(), head_bias.data(), &parameters, &exact_pixels});
   return std::make_unique<fused::Plan>(
-      facts, network.plain, device, shared, fused::DeviceBuffer(packed.data(), packed.size()),
-      fused::DeviceBuffer(head.data(), head.size() * sizeof(float)),
-      fused::DeviceBuffer(head_bias.data(), head_bias.size() * sizeof(float)), parameters,
-      exact_pixels);
+      facts, network.plain, device, shared,
+      fused::DeviceWeights{fused::DeviceBuffer(packed.data(), packed.size()),
+                           fused::DeviceBuffer(head.data(), head.size() * sizeof(float)),
+                           fused::DeviceBuffer(head_bias.data(), head_bias.size() * sizeof(float))},
+      parameters, exact_pixels);
 }
 
 }  // namespace

@@ -73,9 +73,10 @@ std::unique_ptr<Plan> Library::plan(const Unpacked& weights,
   CUDA_CHECK(cudaLaunchKernelExC(&config, kernel("pack"), arguments));
   CUDA_CHECK(cudaMemcpy(&result, to, sizeof(result), cudaMemcpyDeviceToHost));
   CUDA_CHECK(cudaStreamSynchronize(cudaStreamLegacy));
-  return std::make_unique<Plan>(facts_, kernels(parts), device, shared, std::move(packed),
-                                std::move(head), std::move(head_bias), result.parameters,
-                                result.exact_pixels);
+  return std::make_unique<Plan>(
+      facts_, kernels(parts), device, shared,
+      DeviceWeights{std::move(packed), std::move(head), std::move(head_bias)}, result.parameters,
+      result.exact_pixels);
 }
 
 }  // namespace cnn_engine::cuda::fused

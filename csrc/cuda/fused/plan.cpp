@@ -39,21 +39,18 @@ int architecture_of(const void* kernel) {
 
 }  // namespace
 
-Plan::Plan(const Facts& facts, const Kernels& kernels, int device, int shared, DeviceBuffer weights,
-           DeviceBuffer head, DeviceBuffer head_bias, const Parameters& parameters,
-           bool exact_pixels)
+Plan::Plan(const Facts& facts, const Kernels& kernels, int device, int shared,
+           DeviceWeights weights, const Parameters& parameters, bool exact_pixels)
     : facts_(facts),
       kernels_(kernels),
       multiprocessors_(target_of(device).multiprocessors),
       shared_(shared),
       exact_pixels_(exact_pixels),
       parameters_(parameters),
-      weights_(std::move(weights)),
-      head_(std::move(head)),
-      head_bias_(std::move(head_bias)) {
-  parameters_.weights = weights_.as<const unsigned char>();
-  parameters_.head = head_.as<const float4>();
-  parameters_.head_bias = head_bias_.as<const float>();
+      weights_(std::move(weights)) {
+  parameters_.weights = weights_.layers.as<const unsigned char>();
+  parameters_.head = weights_.head.as<const float4>();
+  parameters_.head_bias = weights_.head_bias.as<const float>();
   // On newer devices the driver may have made machine code from PTX for an older one, which has
   // neither its shared memory nor clusters.
   const int architecture =

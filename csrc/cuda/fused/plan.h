@@ -52,13 +52,17 @@ struct Kernels {
   const void* of[kRouteKinds][kForms] = {};
 };
 
+// A network's packed weights, in a device's memory.
+struct DeviceWeights {
+  DeviceBuffer layers, head, head_bias;
+};
+
 // A packed network on a device, and its launches.
 class Plan {
  public:
-  // `shared`: the shared memory that a block may take of the device's. The weights come packed, in
-  // the device's memory.
-  Plan(const Facts& facts, const Kernels& kernels, int device, int shared, DeviceBuffer weights,
-       DeviceBuffer head, DeviceBuffer head_bias, const Parameters& parameters, bool exact_pixels);
+  // `shared`: the shared memory that a block may take of the device's.
+  Plan(const Facts& facts, const Kernels& kernels, int device, int shared, DeviceWeights weights,
+       const Parameters& parameters, bool exact_pixels);
 
   // The kernel, or with `ticks` [parts] its instrumented form of `timed`, which adds to them.
   void launch(const void* images, bool is_uint8, int n, float* output, const Kernels* timed,
@@ -77,7 +81,7 @@ class Plan {
   int clusters_ = 0;  // that run at once
   bool exact_pixels_;
   Parameters parameters_;
-  DeviceBuffer weights_, head_, head_bias_;
+  DeviceWeights weights_;
 };
 
 // A network that is compiled in, in one data type.
