@@ -128,7 +128,11 @@ def chain(
     nodes, (scale, offset), reason = _fused_nodes(graph, scale, offset)
     if not nodes or (count is not None and count > len(nodes)):
         raise UnsupportedError(reason)
-    nodes = nodes[:count]
+    # Rows of images, whatever their number: one compiled network is for every batch.
+    nodes = [
+        replace(node, op=Reshape((0, -1))) if node.op.kind == "reshape" else node
+        for node in nodes[:count]
+    ]
     images = graph.inputs[0]
     inputs = (images.name, *dict.fromkeys(name for node in nodes for name in node.inputs[1:]))
     op = FusedNetwork(tuple(nodes), inputs, images.shape[1:], scale, offset, dtype)

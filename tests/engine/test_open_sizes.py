@@ -232,3 +232,29 @@ def test_passes_at_once_have_memory_of_their_own():
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(call, range(4)))
         assert len(engine._plans.pool._arenas) <= 4
+
+
+def test_one_fused_network_is_for_every_batch():
+    """Its rows come of a reshape to a computed batch."""
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        node("Relu", ["c"], ["r"]),
+        node("Shape", ["r"], ["shape"]),
+        node("Gather", ["shape", "zero"], ["n"], axis=0),
+        node("Concat", ["n", "minus"], ["to"], axis=0),
+        node("Reshape", ["r", "to"], ["f"]),
+        node("Gemm", ["f", "w2"], ["y"], transB=1),
+    ]
+    constants = {
+        "w": weight(4, 3, 3, 3), "w2": weight(5, 144), "zero": np.array([0]), "minus": np.array([-1]),
+    }  # fmt: skip
+    proto = model(nodes, [tensor("x", ["N", 3, 6, 6])], [tensor("y", None)], constants, opset=17)
+    with (
+        Engine(proto, device="cpu", variant="fused", threads=1) as fused,
+        Engine(proto, device="cpu", variant="if", threads=1) as plain,
+    ):
+        for batch in (1, 3, 8):
+            x = rng.normal(size=(batch, 3, 6, 6)).astype(np.float32)
+            wanted = plain.run({"x": x})["y"]
+            np.testing.assert_allclose(fused.run({"x": x})["y"], wanted, rtol=1e-4, atol=1e-5)
+        assert len(fused._plans.open()._prepared) == 1
