@@ -15,7 +15,7 @@ from ...operators.copy import Copy
 from ...operators.operator import Operator, Value, output_value
 from ..folding import fold, held, worth_folding
 from ..graph import Graph, Node, Note, runnable_order
-from . import expressions
+from . import definitions, expressions
 from . import model as protobuf
 from .call import Call
 from .refusal import ALL_FILL_BYTES, Refusal, UnsupportedNode, UnsupportedNodesError
@@ -48,7 +48,7 @@ class Importer:
         self._rounded: dict[str, str] = {}
         self._node_names: set[str] = set()
         self._counter = 0
-        self._depth = 0
+        self.depth = 0
         self._written_out = 0
 
     def where(self, call: Call) -> str:
@@ -307,9 +307,13 @@ class Importer:
                 else:
                     self.unknown[name] = sources
 
+    def expand(self, call: Call) -> bool:
+        """Converts a node by the function that ONNX defines it by; returns whether there is one."""
+        return definitions.expand(self, call)
+
     def _check_only(self, call: Call) -> None:
         """Refuses an operator that is not known, where shapes are not known to say more."""
-        if not call.is_known() and not self._has_definition(call):
+        if not call.is_known() and not definitions.has_one(self, call):
             call.convert()
 
     def _check_outputs(self, call: Call) -> None:
@@ -377,97 +381,6 @@ class Importer:
             self.define_constant(value.name, array, value.dtype)
         return found is not None
 
-    # -- functions -------------------------------------------------------------------------------
-
-    def expand(self, call: Call) -> bool:
-        """Converts a node by the function that ONNX defines it by; returns whether there is one."""
-        onnx = protobuf.package()
-        schema = self._schema(onnx, call)
-        body = None if schema is None else self._body(onnx, schema, call)
-        if body is None or self._depth > 4:
-            return False
-        function = onnx.FunctionProto()
-        function.ParseFromString(body)
-        scope: dict[str, str] = {}
-        for formal, actual in zip(function.input, call.inputs, strict=False):
-            scope[formal] = actual or ""
-        for formal in list(function.input)[len(call.inputs) :]:
-            scope[formal] = ""
-        for index, formal in enumerate(function.output):
-            scope[formal] = call.output(index)
-        defaults = {a.name: a for a in function.attribute_proto}
-        for name, attribute in schema.attributes.items():
-            if attribute.default_value.type:  # 0 is "undefined"
-                defaults.setdefault(name, attribute.default_value)
-        given = {**defaults, **{a.name: a for a in call.proto.attribute}}
-        nodes = [_with_attributes(onnx, node, given) for node in function.node]
-        for node in nodes:
-            for name in node.output:
-                if name and name not in scope:
-                    scope[name] = call.temporary()
-        self._depth += 1
-        opset, domains = self.opset, self.domains
-        imports = {entry.domain: entry.version for entry in function.opset_import}
-        self.opset = imports.get("", imports.get("ai.onnx", opset))
-        self.domains = {**domains, **imports}
-        known, before = len(self.problems), (set(self.values), set(self.unknown))
-        try:
-            self.run(nodes, scope, f"{call.name}/")
-        finally:
-            self._depth -= 1
-            self.opset, self.domains = opset, domains
-        if len(self.problems) > known:
-            inside = self.problems[known:]
-            del self.problems[known:]
-            for name in call.outputs:  # the node's own refusal says what becomes of them
-                if name not in before[0]:
-                    self.values.pop(name, None)
-                if name not in before[1]:
-                    self.unknown.pop(name, None)
-            parts = ", ".join(dict.fromkeys(problem.operator for problem in inside))
-            first = inside[0]
-            raise Refusal(
-                None,
-                f"its definition needs {parts}: {first.reason}",
-                sorted({name for problem in inside for name in problem.inputs}),
-            )
-        return True
-
-    def _has_definition(self, call: Call) -> bool:
-        """Whether ONNX defines the operator by others; what these need is not looked at."""
-        schema = self._schema(protobuf.package(), call)
-        return schema is not None and (schema.has_function or schema.has_context_dependent_function)
-
-    def _schema(self, onnx, call: Call):
-        """Returns what ONNX says of an operator, or None where it does not know it."""
-        own = call.domain == ""
-        version = self.opset if own else self.domains.get(call.domain, 1)
-        try:
-            return onnx.defs.get_schema(call.operator, version, call.domain)
-        except onnx.defs.SchemaError:
-            return None
-
-    def _body(self, onnx, schema, call: Call) -> bytes | None:
-        versions = [v for v in schema.all_function_opset_versions if v <= self.opset or call.domain]
-        try:
-            if schema.has_function and versions:
-                return schema.get_function_with_opset_version(max(versions))
-            if schema.has_context_dependent_function:
-                types = [
-                    b""
-                    if name is None
-                    else _type(onnx, self.values[name], self.narrow.get(name)).SerializeToString()
-                    for name in call.inputs
-                ]
-                return (
-                    schema.get_context_dependent_function(call.proto.SerializeToString(), types)
-                    or None
-                )
-        except Exception as error:  # what ONNX's own C++ says of attributes that it does not expect
-            reason = " ".join(str(error).split())[:200]
-            raise Refusal(None, f"the operator's definition cannot be had: {reason}") from None
-        return None
-
 
 def _widened(array: np.ndarray) -> np.ndarray:
     """Returns ``array`` in float32; one number that stands for many stays one."""
@@ -497,30 +410,6 @@ def _module(proto) -> str:
             scopes = re.findall(r"'([\w.]{0,200})'", prop.value)
             return f"{scopes[-2]}/" if len(scopes) > 1 and scopes[-2] else ""
     return ""
-
-
-def _type(onnx, value: Value, narrow: str | None):
-    numbers = {name: number for number, name in protobuf.DTYPES.items()}
-    return onnx.helper.make_tensor_type_proto(numbers[narrow or value.dtype], value.shape)
-
-
-def _with_attributes(onnx, node, given: Mapping[str, object]):
-    """Returns a function's node with the call's attributes in the place of references to them."""
-    made = onnx.NodeProto()
-    made.CopyFrom(node)
-    del made.attribute[:]
-    for attribute in node.attribute:
-        if not attribute.ref_attr_name:
-            made.attribute.append(attribute)
-            if attribute.HasField("g"):
-                body = made.attribute[-1].g
-                inner = [_with_attributes(onnx, each, given) for each in attribute.g.node]
-                del body.node[:]
-                body.node.extend(inner)
-        elif attribute.ref_attr_name in given:
-            made.attribute.append(given[attribute.ref_attr_name])
-            made.attribute[-1].name = attribute.name
-    return made
 
 
 def prune(nodes: Sequence[Node], outputs: Sequence[str]) -> tuple[Node, ...]:

@@ -29,6 +29,9 @@ DTYPES = {
     9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 16: "bfloat16",
 }  # fmt: skip
 
+#: The same numbers by names.
+NUMBERS = {name: number for number, name in DTYPES.items()}
+
 #: Types that quantized tensors alone have, by their numbers; their arrays are of the package ``ml_dtypes``.
 SMALL = {
     17: "float8_e4m3fn", 19: "float8_e5m2", 21: "uint4", 22: "int4", 23: "float4_e2m1fn", 25: "uint2",
