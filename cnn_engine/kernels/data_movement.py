@@ -127,8 +127,8 @@ def _make(call: Call) -> Bound:
     for index, copied in enumerate(copies):
         source = call.input_addresses[index if len(call.input_addresses) > 1 else 0]
         target = call.output_addresses[index if len(call.output_addresses) > 1 else 0]
-        if call.node.op.kind == "concat" and source == beyond(target, copied[4] * item):
-            continue  # its memory is that part of the output already
+        if beyond(source, copied[3] * item) == beyond(target, copied[4] * item):
+            continue  # the part lies there already
         shape = copy_shape(call.inputs[0], *copied)
         bounds.append(call.native("copy_nd", source, target, shape))
     return together(bounds)

@@ -90,8 +90,8 @@ def _unary_in_storage_dtype(call: Call, activation: Any) -> Bound:
 def _make_binary(call: Call) -> Bound:
     (x, y), (out,) = call.inputs, call.outputs
     steps = [repeated(v.shape, out.shape, call.pitches.get(v.name)) for v in (x, y)]
-    found = walk(out.shape, *steps, row_major(out.shape))
-    shape = _cpu.BinaryShape(*found[0], *found[1], *found[2])
+    found = walk(out.shape, *steps, row_major(out.shape, call.pitches.get(out.name)))
+    shape = _cpu.BinaryShape(*chain(*found))
     function = getattr(_cpu.BinaryFunction, call.node.op.function)
     if call.uses_storage_dtype:
         read = *input_values(call, 0), *input_values(call, 1)
@@ -144,17 +144,16 @@ def steps_of(region: Region) -> np.ndarray:
 
 
 def walk_of(call: Call) -> list[list[int]]:
-    """Returns the dimensions of a region's output, and each input's strides through them."""
+    """Returns the dimensions of a region's output, each input's strides through them, and the output's."""
     (out,) = call.outputs
     steps = [repeated(x.shape, out.shape, call.pitches.get(x.name)) for x in call.inputs]
     steps += [(0,) * len(out.shape)] * (MOST_INPUTS - len(steps))
-    return walk(out.shape, row_major(out.shape), *steps)
+    return walk(out.shape, *steps, row_major(out.shape, call.pitches.get(out.name)))
 
 
 def _make_region(call: Call) -> Bound:
-    dims, _, *strides = walk_of(call)
     steps = call.prepared
-    shape = _cpu.PointwiseShape(*dims, *chain(*strides), len(steps))
+    shape = _cpu.PointwiseShape(*chain(*walk_of(call)), len(steps))
     inputs = [*call.input_addresses, *[call.input_addresses[0]] * MOST_INPUTS][:MOST_INPUTS]
     bound = call.native(
         "pointwise", *inputs, call.output_addresses[0], shape, _cpu.address_of(steps)
@@ -181,7 +180,7 @@ def _kinds(record: type[Operator], functions: type) -> list[str]:
 
 
 _ONE = {"in_place": True, "stores": storing(None, 0)}
-_TWO = {"in_place": True, "pitched": (0, 1), "stores": storing(None, 0, 1)}
+_TWO = {"in_place": True, "pitched": (None, 0, 1), "stores": storing(None, 0, 1)}
 
 ROWS: list[Kernel] = [
     *on_both("relu", "relu", _make("relu"), **_ONE),
@@ -207,7 +206,7 @@ ROWS: list[Kernel] = [
         prepare=lambda node, graph, device: steps_of(node.op),
         packs=(),
         in_place=True,
-        pitched=range(MOST_INPUTS),
+        pitched=(None, *range(MOST_INPUTS)),
     ),
     *on_both("where", "where", _make_where, dtypes=("bool",), why_not=_broadcast_why_not),
 ]

@@ -110,19 +110,26 @@ BinaryBlock binary_block(BinaryFunction function) {
 void binary(const float* x, const float* y, float* out, const BinaryShape& shape,
             BinaryFunction function, int threads) {
   std::int64_t strides[3][kMaxDims];
-  row_major(shape.dims, strides[0]);
   for (int d = 0; d < kMaxDims; ++d) {
+    strides[0][d] = shape.out_strides[d];
     strides[1][d] = shape.x_strides[d];
     strides[2][d] = shape.y_strides[d];
   }
   const Strided<3> walk = collapse<3>(shape.dims, strides);
   if (walk.size == 0) return;
   const int last = walk.rank - 1;
+  const std::int64_t out_step = walk.rank ? walk.strides[0][last] : 1;
   const std::int64_t x_step = walk.rank ? walk.strides[1][last] : 0;
   const std::int64_t y_step = walk.rank ? walk.strides[2][last] : 0;
   const BinaryBlock block = binary_block(function);
   for_each_run(walk, block.cost, threads, [=](const std::int64_t* at, std::int64_t count) {
-    block.run(x + at[1], x_step, y + at[2], y_step, out + at[0], count);
+    const float *a = x + at[1], *b = y + at[2];
+    float* const o = out + at[0];
+    if (out_step == 1) return block.run(a, x_step, b, y_step, o, count);
+    // One column among others.
+    for (std::int64_t i = 0; i < count; ++i) {
+      block.run(a + i * x_step, 0, b + i * y_step, 0, o + i * out_step, 1);
+    }
   });
 }
 

@@ -55,7 +55,7 @@ void pointwise(const float* a, const float* b, const float* c, const float* d, f
                const PointwiseShape& shape, const PointwiseStep* steps, int threads) {
   constexpr int kOperands = 1 + kPointwiseInputs;
   std::int64_t strides[kOperands][kMaxDims];
-  row_major(shape.dims, strides[0]);
+  std::copy_n(shape.y_strides, kMaxDims, strides[0]);
   std::copy_n(shape.a_strides, kMaxDims, strides[1]);
   std::copy_n(shape.b_strides, kMaxDims, strides[2]);
   std::copy_n(shape.c_strides, kMaxDims, strides[3]);
@@ -107,9 +107,13 @@ void pointwise(const float* a, const float* b, const float* c, const float* d, f
           known[i] = {copies[i], 1};
         }
       }
+      const std::int64_t out_row = rows.rank ? walk.strides[0][rows.rank - 1] : 1;
+      const std::int64_t out_step = by_rows ? walk.strides[0][last] : out_row;
+      float* const out = y + at[0] + first * out_row;
+      const bool direct = out_step == 1 && out_row == width;  // else columns among others
       for (int i = 0; i < count_of_steps; ++i) {
         const ReadyStep& step = ready[i];
-        float* const to = i + 1 < count_of_steps ? results[i] : y + at[0] + first * width;
+        float* const to = i + 1 < count_of_steps || !direct ? results[i] : out;
         const PointwiseSource x = known[step.x];
         if (step.binary.run != nullptr) {
           const PointwiseSource other = known[step.y];
@@ -121,6 +125,9 @@ void pointwise(const float* a, const float* b, const float* c, const float* d, f
           step.unary.run(to, to, count, step.alpha, step.beta);
         }
         known[kPointwiseInputs + i] = {to, 1};
+      }
+      for (std::int64_t k = 0; k < count && !direct; ++k) {
+        out[k / width * out_row + k % width * out_step] = results[count_of_steps - 1][k];
       }
     }
   });

@@ -1,7 +1,7 @@
 // binary: out = function(x, y) for every element, x and y broadcast to out's shape.
 //
-// Layouts: out C-contiguous, [dims]; x and y through strides of their own (ops/strided.h); float32.
-// out may be x or y where that is C-contiguous in out's shape.
+// Layouts: out, [dims], x and y through strides of their own (ops/strided.h); float32.
+// out may be x or y where that has its shape and strides.
 #pragma once
 
 #include "ops/functions.h"
@@ -26,6 +26,7 @@ struct BinaryShape {
   std::int64_t dims[kMaxDims];       // of out; 1 in front where there are fewer
   std::int64_t x_strides[kMaxDims];  // elements
   std::int64_t y_strides[kMaxDims];
+  std::int64_t out_strides[kMaxDims];  // of distinct elements
 
   void validate() const { require_dims(dims); }
 };

@@ -36,7 +36,8 @@ struct PointwiseShape {
   std::int64_t b_strides[kMaxDims];
   std::int64_t c_strides[kMaxDims];
   std::int64_t d_strides[kMaxDims];
-  std::int64_t steps;  // the last one makes y
+  std::int64_t y_strides[kMaxDims];  // of distinct elements
+  std::int64_t steps;                // the last one makes y
 
   void validate() const {
     require_dims(dims);

@@ -54,7 +54,7 @@ def run(region, arrays: list[np.ndarray], shape, types: list[str], word: int = 0
     kinds += [kinds[0]] * (MOST_INPUTS - len(kinds))
     cuda_module.load().pointwise_compiled(
         program.address, *at, address(out),
-        _cpu.PointwiseShape(*dims(shape), *chain(*steps), len(region.nodes)),
+        _cpu.PointwiseShape(*dims(shape), *chain(*steps, strides(np.empty(shape), shape)), len(region.nodes)),
         _cpu.PointwiseStorage(halves.kind(types[-1]), *kinds), _cpu.Overflow(word, 7), 0,
     )  # fmt: skip
     return halves.get(device, out, types[-1]).reshape(shape)
@@ -121,7 +121,7 @@ def one_function(device, part, arrays, shape):
         numbers = float(part.op.alpha), float(part.op.beta)
         kernels.unary(address(placed[0]), address(out), size, function, *numbers, 0)
     else:
-        flat = _cpu.BinaryShape(*dims((size,)), *([0] * 7 + [1]), *([0] * 7 + [1]))
+        flat = _cpu.BinaryShape(*dims((size,)), *3 * ([0] * 7 + [1]))
         function = getattr(_cpu.BinaryFunction, part.op.function)
         kernels.binary(*map(address, placed), address(out), flat, function, 0)
     there.check_guards(memory)

@@ -77,7 +77,9 @@ def test_unary(rng, size, types):
 def test_binary(rng, shapes, types):
     x, y = (rng.integers(-9, 10, shape).astype(np.float32) for shape in shapes)
     shape = np.broadcast_shapes(*shapes)
-    taken = _cpu.BinaryShape(*dims(shape), *chain(strides(x, shape), strides(y, shape)))
+    taken = _cpu.BinaryShape(
+        *dims(shape), *chain(*(strides(a, shape) for a in (x, y, np.empty(shape))))
+    )
     for order in (types[0], "float32"), ("float32", types[0]):
         if "float16" not in (*order, types[1]) and "bfloat16" not in (*order, types[1]):
             continue

@@ -170,7 +170,7 @@ def test_steps_that_read_what_is_not_there_are_refused():
     b = Builder((1, 4, 2, 2))
     (region,) = regions(fused(b.graph(b.add(Exp(), b.add(Sin(), "images")))))
     steps, at = steps_of(region.op), _cpu.address_of(aligned)
-    shape = _cpu.PointwiseShape(*[1] * 7, 16, *[0] * 7, 1, *[0] * 24, 2)
+    shape = _cpu.PointwiseShape(*[1] * 7, 16, *[0] * 7, 1, *[0] * 24, *[0] * 7, 1, 2)
     _cpu.pointwise(at, at, at, at, at, shape, _cpu.address_of(steps), 1)
     for field, wrong in (("x", 5), ("x", -1), ("function", 99)):
         bad = steps.copy()
@@ -178,4 +178,4 @@ def test_steps_that_read_what_is_not_there_are_refused():
         with pytest.raises(ValueError, match="steps: expected a function"):
             _cpu.pointwise(at, at, at, at, at, shape, _cpu.address_of(bad), 1)
     with pytest.raises(ValueError, match="steps: expected 1 to 16, found 17"):
-        _cpu.PointwiseShape(*[1] * 8, *[0] * 32, 17)
+        _cpu.PointwiseShape(*[1] * 8, *[0] * 40, 17)

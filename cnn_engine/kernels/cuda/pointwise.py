@@ -116,8 +116,7 @@ def _prepare(node: Node, graph: Graph, device: Any) -> Any:
 
 
 def _make(call: Call) -> Bound:
-    dims, _, *strides = walk_of(call)
-    shape = _cpu.PointwiseShape(*dims, *chain(*strides), len(call.node.op.nodes))
+    shape = _cpu.PointwiseShape(*chain(*walk_of(call)), len(call.node.op.nodes))
     first = call.input_addresses[0]
     inputs = [*call.input_addresses, *[first] * (MOST_INPUTS - len(call.inputs))]
     types = [storage_of(value) for value in call.inputs]
@@ -133,6 +132,6 @@ ROWS = [
     Kernel(
         POINTWISE, "pointwise", "cuda", _make, why_not=_why_not, why_not_fuse=_why_not_fuse,
         prepare=_prepare, packed_for=lambda node, graph, device: tuple(_stored(node, graph)), packs=(),
-        in_place=True, pitched=range(MOST_INPUTS), stores=storing(None, *range(MOST_INPUTS)),
+        in_place=True, pitched=(None, *range(MOST_INPUTS)), stores=storing(None, *range(MOST_INPUTS)),
     ),
 ]  # fmt: skip

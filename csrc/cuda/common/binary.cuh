@@ -31,8 +31,8 @@ bool take_fours(Strided<operands>& walk, const bool (&aligned)[operands]) {
 // The walk of a call over its result, x and y.
 inline Strided<3> walk_of(const BinaryShape& shape) {
   std::int64_t strides[3][kMaxDims];
-  row_major(shape.dims, strides[0]);
   for (int d = 0; d < kMaxDims; ++d) {
+    strides[0][d] = shape.out_strides[d];
     strides[1][d] = shape.x_strides[d];
     strides[2][d] = shape.y_strides[d];
   }

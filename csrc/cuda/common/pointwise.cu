@@ -36,7 +36,7 @@ void PointwiseProgram::launch(const PointwiseTensors& tensors, const PointwiseSh
                               const PointwiseStorage& storage, const Overflow& overflow,
                               Stream stream) const {
   std::int64_t strides[kPointwiseTensors][kMaxDims];
-  row_major(shape.dims, strides[0]);
+  std::copy_n(shape.y_strides, kMaxDims, strides[0]);
   std::copy_n(shape.a_strides, kMaxDims, strides[1]);
   std::copy_n(shape.b_strides, kMaxDims, strides[2]);
   std::copy_n(shape.c_strides, kMaxDims, strides[3]);
