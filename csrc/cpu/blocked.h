@@ -34,6 +34,15 @@ struct Epilogue {
 
 namespace {
 
+// A value of another type from memory. (Copied to where it is used, vectors would pass through the
+// stack.)
+template <typename To, typename From>
+CNN_ENGINE_INLINE To load_as(const From* from) {
+  To value;
+  __builtin_memcpy(&value, from, sizeof value);
+  return value;
+}
+
 // Vectors of a tile's row: with 8 rows they fill 32 registers, with 4 rows 16. (SSE multiplies into
 // one of its operands, and so needs registers for copies.)
 constexpr int kTileVectors = kRegisters == 16 && kWide == 4 ? 2 : 3;

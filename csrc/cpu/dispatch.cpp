@@ -164,6 +164,11 @@ void refuse_index(std::int64_t index, std::int64_t size) {
                               ", found " + std::to_string(index));
 }
 
+void refuse_step(int index) {
+  throw std::invalid_argument("steps: expected a function of what is known before step " +
+                              std::to_string(index));
+}
+
 std::string bfloat16_why_not() {
 #if defined(__x86_64__)
   if (!__builtin_cpu_supports("avx512bf16")) {

@@ -54,15 +54,10 @@ CNN_ENGINE_INLINE void finish_tile(const TileOf<Lane>& p, const Vec<W> (&sum)[T]
 }
 
 // What follows the sums [rows, width] of a tile of which the first filters alone are there.
-template <int W, int B, int T, typename Lane>
-inline void finish_edge(const TileOf<Lane>& p, const Vec<W> (&sum)[T][B], float* output,
-                        const float* residual) {
-  constexpr int width = B * W;
-  float sums[T * width];
-  for (int t = 0; t < T; ++t) {
-    for (int b = 0; b < B; ++b) store<W>(sums + (t * B + b) * W, sum[t][b]);
-  }
-  for (int t = 0; t < T; ++t) {
+template <typename Lane>
+void finish_some(const TileOf<Lane>& p, const float* sums, int rows, int width, float* output,
+                 const float* residual) {
+  for (int t = 0; t < rows; ++t) {
     float* y = output + t * p.y_stride;
     for (int k = 0; k < p.valid; ++k) {
       float value = sums[t * width + k];
@@ -75,6 +70,15 @@ inline void finish_edge(const TileOf<Lane>& p, const Vec<W> (&sum)[T][B], float*
       y[k] = value;
     }
   }
+}
+template <int W, int B, int T, typename Lane>
+CNN_ENGINE_INLINE void finish_edge(const TileOf<Lane>& p, const Vec<W> (&sum)[T][B], float* output,
+                                   const float* residual) {
+  float sums[T * B * W];
+  for (int t = 0; t < T; ++t) {
+    for (int b = 0; b < B; ++b) store<W>(sums + (t * B + b) * W, sum[t][b]);
+  }
+  finish_some(p, sums, T, B * W, output, residual);
 }
 
 template <typename Lane, int W, int B, int T>
@@ -98,9 +102,7 @@ void nhwc_tile(const TileOf<Lane>& p) {
         Sum weights[B];
 #pragma GCC unroll 4
         for (int b = 0; b < B; ++b) {
-          __builtin_memcpy(&weights[b],
-                           w + b * W / kFilterGroup * p.group_size + b * W % kFilterGroup,
-                           sizeof weights[b]);
+          weights[b] = load_as<Sum>(w + b * W / kFilterGroup * p.group_size + b * W % kFilterGroup);
         }
 #pragma GCC unroll 16
         for (int t = 0; t < T; ++t) {

@@ -44,8 +44,7 @@ void check_step(const PointwiseStep& step, int index) {
                                ? name_of(static_cast<BinaryFunction>(step.function)) != nullptr
                                : name_of(static_cast<UnaryFunction>(step.function)) != nullptr;
   if (!is_function || !is_known(step.x) || (step.is_binary && !is_known(step.y))) {
-    throw std::invalid_argument("steps: expected a function of what is known before step " +
-                                std::to_string(index));
+    refuse_step(index);
   }
 }
 

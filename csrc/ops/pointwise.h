@@ -56,11 +56,14 @@ struct PointwiseStorage {
 };
 
 namespace cpu {
+// Throws std::invalid_argument for a step that reads what is not there; see refuse_index.
+[[noreturn]] void refuse_step(int index);
+
 void pointwise(const float* a, const float* b, const float* c, const float* d, float* y,
                const PointwiseShape& shape,
                const PointwiseStep* steps,  // [shape.steps]
                int threads);
-}
+}  // namespace cpu
 namespace cuda {
 
 // y may lie where a lies, if both have the same shape and type.
