@@ -48,7 +48,8 @@ def findings() -> Iterator[Finding]:
         OK,
         "CPU kernels",
         f"built by {_cpu.compiler} at commit {_cpu.commit or 'unknown'}; uses "
-        f"{_cpu.selected_instruction_set()} of {', '.join(_cpu.instruction_sets())}",
+        f"{_cpu.selected_instruction_set()} of {', '.join(_cpu.instruction_sets())}, and "
+        f"{_cpu.selected_integer_instructions()} for 8-bit integers",
     )
     from .devices.cpu import CpuDevice
 

@@ -76,8 +76,10 @@ inline bool is_padded(const Conv2dShape& p) {
 // Whether what each output reads is written out for it, taps side by side: output rows then follow
 // one another, and tiles of products need not end where short rows do. With a stride it is little
 // more than what is read.
-inline bool is_unrolled(const Conv2dShape& p, bool planar) {
-  return !planar && p.stride_w > 1 && p.groups == 1 && p.out_w() <= kShortRow;
+template <typename Lane>
+bool is_unrolled(const Conv2dShape& p, bool planar) {
+  if (planar || p.groups != 1) return false;
+  return p.out_w() <= (p.stride_w > 1 ? kShortRow : Lane::kUnrolledRow);
 }
 
 // A band of output rows, and what is read for them.
@@ -90,8 +92,8 @@ struct Bands {
   int place;      // units of one
   bool unrolled;  // see is_unrolled()
 
-  Bands(const Conv2dShape& p, bool planar, int place, int threads)
-      : width(p.w + p.pad_left + p.pad_right), place(place), unrolled(is_unrolled(p, planar)) {
+  Bands(const Conv2dShape& p, int place, bool unrolled, int threads)
+      : width(p.w + p.pad_left + p.pad_right), place(place), unrolled(unrolled) {
     const std::int64_t row = std::int64_t{width} * place;
     const int out_h = p.out_h();
     const std::int64_t weights = std::int64_t{p.taps()} * p.k;
@@ -160,7 +162,7 @@ std::int64_t direct_scratch(const Conv2dShape& p, bool planar = false) {
   }
   // With more threads bands are smaller.
   return Taps<Lane>(p, planar, Lane::kMostPasses).floats() +
-         Bands(p, planar, place_units<Lane>(p), 1).floats(p) + Lane::kSlack;
+         Bands(p, place_units<Lane>(p), is_unrolled<Lane>(p, planar), 1).floats(p) + Lane::kSlack;
 }
 
 // All arguments of a call but the shape.
@@ -355,7 +357,7 @@ void banded(const Call& call, const Scratch& scratch, const Conv2dShape& p, bool
   using Lane = typename Call::Lane;
   using Unit = typename Lane::Unit;
   const int place = place_units<Lane>(p);
-  const Bands bands(p, planar, place, threads);
+  const Bands bands(p, place, is_unrolled<Lane>(p, planar), threads);
   const int out_h = p.out_h(), out_w = p.out_w();
   const int channels = p.group_channels(), filters = p.group_filters();
   const std::int64_t tasks = std::int64_t{p.n} * bands.count;

@@ -11,6 +11,7 @@
 
 #include "cpu/conv2d_nhwc_direct.h"
 #include "cpu/nhwc_tiles.h"
+#include "cpu/requantize.h"
 #include "ops/quantized_conv2d.h"
 
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
@@ -32,58 +33,6 @@ struct Requantize {
   Requantize at(std::int64_t k) const { return {bias + k, scale + k, types}; }
 };
 
-template <int W>
-struct BytesOf {
-  typedef std::int8_t Signed __attribute__((vector_size(W)));
-  typedef std::uint8_t Unsigned __attribute__((vector_size(W)));
-};
-
-template <typename To, typename From>
-CNN_ENGINE_INLINE To load_as(const From* from) {
-  To value;
-  __builtin_memcpy(&value, from, sizeof value);
-  return value;
-}
-
-// W bytes as 32-bit integers.
-template <int W>
-CNN_ENGINE_INLINE IntVec<W> widened(const std::uint8_t* from, bool is_signed) {
-  const auto bytes = load_as<typename BytesOf<W>::Unsigned>(from);
-  const IntVec<W> value = __builtin_convertvector(bytes, IntVec<W>);
-  if (!is_signed) return value;
-  return __builtin_convertvector((typename BytesOf<W>::Signed)bytes, IntVec<W>);
-}
-
-template <int W>
-CNN_ENGINE_INLINE Vec<W> as_floats(IntVec<W> value) {
-  return __builtin_convertvector(value, Vec<W>);
-}
-
-// Half to even, of |value| <= 2^22.
-template <int W>
-CNN_ENGINE_INLINE IntVec<W> rounded(Vec<W> value) {
-#if defined(__AVX512F__)
-  if constexpr (W == 16) return (IntVec<16>)_mm512_maskz_cvtps_epi32(kAll16, (__m512)value);
-#endif
-#if defined(__AVX2__)
-  if constexpr (W == 8) return (IntVec<8>)_mm256_cvtps_epi32((__m256)value);
-#endif
-  constexpr float kShift = 12582912.0f;  // 1.5 * 2^23: its last place is 1
-  return __builtin_convertvector((value + kShift) - kShift, IntVec<W>);
-}
-
-// The larger, and `bound` of a NaN. Vectors of one are for channels that fill no wider one.
-template <int W>
-CNN_ENGINE_INLINE Vec<W> at_least(Vec<W> value, Vec<W> bound) {
-  if constexpr (W >= 4) return raised(value, bound);
-  return value > bound ? value : bound;
-}
-template <int W>
-CNN_ENGINE_INLINE Vec<W> at_most(Vec<W> value, Vec<W> bound) {
-  if constexpr (W >= 4) return lowered(bound, value);
-  return value > bound ? bound : value;
-}
-
 // The last of the contract's formulas: what is stored of W totals of filters that `q` is at.
 template <int W>
 CNN_ENGINE_INLINE void requantize(const Requantize& q, IntVec<W> total, Vec<W> scale,
@@ -102,11 +51,7 @@ CNN_ENGINE_INLINE void requantize(const Requantize& q, IntVec<W> total, Vec<W> s
     __builtin_memcpy(y, &v, sizeof v);
     return;
   }
-  v = at_least<W>(v, splat<W>(static_cast<float>(types.low - types.y_zero)));
-  v = at_most<W>(v, splat<W>(static_cast<float>(types.high - types.y_zero)));
-  const IntVec<W> whole = rounded<W>(v) + types.y_zero;
-  const auto bytes = __builtin_convertvector(whole, typename BytesOf<W>::Signed);
-  __builtin_memcpy(y, &bytes, sizeof bytes);
+  store_rounded<W>(v, types.y_zero, types.low, types.high, y);
 }
 
 inline int step_of(ElementType y) { return bytes_of(y); }
@@ -149,6 +94,12 @@ CNN_ENGINE_INLINE void requantize_rows(const Requantize& q, int rows, int valid,
 // sum += products of pairs of 16-bit integers.
 template <typename V>
 CNN_ENGINE_INLINE void multiply_pairs(V& sum, V a, V b) {
+#if defined(__AVX512VNNI__)
+  if constexpr (sizeof(V) == 64) {
+    sum = (V)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+    return;
+  }
+#endif
 #if defined(__AVX512BW__)
   if constexpr (sizeof(V) == 64) {
     sum += (V)_mm512_madd_epi16((__m512i)a, (__m512i)b);
@@ -185,6 +136,11 @@ struct Integer {
 #endif
   static constexpr bool kInParts = false, kJoinsTaps = true;
   static constexpr int kRunRows = 384, kSlack = 16, kMostPasses = 3;
+#if defined(CNN_ENGINE_INTEGER_TILES)
+  static constexpr int kUnrolledRow = 10;  // shorter rows would leave tiles empty
+#else
+  static constexpr int kUnrolledRow = 0;
+#endif
   template <int W>
   using Sum = IntVec<W>;
 

@@ -74,6 +74,8 @@ struct Float32 {
   // Whether what is side by side in a band, taps of a row among it, is one run of channels.
   static constexpr bool kJoinsTaps = false;
   static constexpr int kRunRows = 96;  // places of a run of a 1x1 convolution, at most
+  // Outputs of a row up to which what they read is written out for each, though it is as often.
+  static constexpr int kUnrolledRow = 0;
   static constexpr int kMostPasses = 1;
   static constexpr int kSlack = 0;  // units that are read past the last one, and not used
   template <int W>

@@ -41,6 +41,15 @@ constexpr const char* kInstructions = CNN_ENGINE_TEXT(CNN_ENGINE_ISA);
 
 bool is_depthwise(const Conv2dShape& p) { return p.groups > 1 && p.c == p.groups && p.k == p.c; }
 
+// The sum of (x - zero) * w is that of x * w less zero times that of w, modulo 2^32.
+void subtract_zero(const std::int16_t* weight, std::int32_t* bias, const Conv2dShape& p, int zero) {
+  for (int k = 0; k < p.k; ++k) {
+    std::uint32_t sum = 0;
+    for (int t = 0; t < p.taps(); ++t) sum += *weight++;
+    bias[k] = static_cast<std::int32_t>(static_cast<std::uint32_t>(bias[k]) - sum * zero);
+  }
+}
+
 // ---- one channel and one filter a group ----
 
 // Pairs of taps, which PMADDWD sums: [pairs][C], each with the weights of both in 16 bits.
@@ -62,18 +71,17 @@ std::int64_t depthwise_floats(const Conv2dShape& p) {
   return (p.c + 63) / 64 * 16 + (std::int64_t{4} * tap_pairs(p) + 15) / 16 * 16;
 }
 
-// W channels of an output.
-template <int W>
+// W channels of an output. Zero points are in the bias.
+template <bool Signed, int W>
 CNN_ENGINE_INLINE void depthwise_block(const std::uint8_t* const* taps, const std::int32_t* weights,
                                        const Requantize& last, const Conv2dShape& p, int c,
                                        const std::uint8_t* residual, std::uint8_t* y) {
-  const bool is_signed = last.types.x == ElementType::int8;
-  const int zero = last.types.x_zero;
   IntVec<W> total = load_as<IntVec<W>>(last.bias + c);
   for (int pair = 0; pair < tap_pairs(p); ++pair) {
-    const IntVec<W> even = widened<W>(taps[2 * pair] + c, is_signed) - zero;
-    const IntVec<W> odd = widened<W>(taps[2 * pair + 1] + c, is_signed) - zero;
-    multiply_pairs(total, (even & 0xffff) | (odd << 16),
+    IntVec<W> even = widened<W>(taps[2 * pair] + c, Signed);
+    if (Signed) even &= 0xffff;
+    const IntVec<W> odd = widened<W>(taps[2 * pair + 1] + c, Signed);
+    multiply_pairs(total, even | (odd << 16),
                    load_as<IntVec<W>>(weights + std::int64_t{pair} * p.c + c));
   }
   requantize<W>(last, total, load_as<Vec<W>>(last.scale + c), residual ? residual + c : nullptr,
@@ -105,9 +113,17 @@ void depthwise(const std::uint8_t* input, const std::int32_t* weights, const Req
         const std::int64_t place = index * out_w + j;
         const std::uint8_t* added = residual ? residual + place * pitches.residual : nullptr;
         std::uint8_t* to = output + place * pitches.y * step;
-        for_channels(p.c, [&](auto width, int c) {
-          depthwise_block<decltype(width)::value>(taps, weights, last, p, c, added, to);
-        });
+        const auto run = [&](auto is_signed) {
+          for_channels(p.c, [&](auto width, int c) {
+            depthwise_block<is_signed, decltype(width)::value>(taps, weights, last, p, c, added,
+                                                               to);
+          });
+        };
+        if (last.types.x == ElementType::int8) {
+          run(std::true_type());
+        } else {
+          run(std::false_type());
+        }
       }
     }
   });
@@ -162,18 +178,12 @@ void quantized_conv2d_pack(const std::int16_t* weight, const std::int32_t* bias,
   const int passes = to.header().passes = passes_of(largest);
   if (bias) std::memcpy(to.bias(), bias, sizeof *bias * p.k);
   if (scale) std::memcpy(to.scale(), scale, sizeof *scale * p.k);
-  if (is_depthwise(p)) return pack_depthwise(weight, to.weights(), p);
-#if defined(CNN_ENGINE_QUADS)
-  // The sum of (x - zero) * w is that of x * w less zero times that of w, modulo 2^32.
-  const int zero = Centring(types, p, p.c).zero;
-  for (int k = 0; k < p.k; ++k) {
-    std::uint32_t sum = 0;
-    for (int t = 0; t < p.taps(); ++t) sum += weight[std::int64_t{k} * p.taps() + t];
-    auto* bias_bits = reinterpret_cast<std::uint32_t*>(to.bias());
-    bias_bits[k] -= sum * zero;
+  if (is_depthwise(p)) {
+    subtract_zero(weight, to.bias(), p, types.x_zero);
+    return pack_depthwise(weight, to.weights(), p);
   }
-#else
-  static_cast<void>(types);
+#if defined(CNN_ENGINE_QUADS)
+  subtract_zero(weight, to.bias(), p, Centring(types, p, p.c).zero);
 #endif
   const int area = p.r * p.s, channels = p.group_channels(), own = units<Integer>(channels);
   std::int32_t* unit = to.weights();

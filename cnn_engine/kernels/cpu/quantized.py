@@ -1,0 +1,284 @@
+"""The CPU's kernels of 8-bit integers: convolutions over images [N, H, W, C], matrix products, arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ... import _cpu
+from ...devices import Buffer
+from ...graph.graph import Graph, Node, Value
+from ...operators.channels_last import TO_FIRST
+from ...operators.quantized import EIGHT_BITS
+from ...types import INTEGER_RANGES
+from .. import pooling
+from ..convolution import nothing_to_read
+from ..kernel import Bound, Call, Kernel, upload
+
+#: Places of the inputs of quantized_conv2d; those of quantized_linear are the first seven.
+X, WEIGHT, SCALE, BIAS, X_ZERO, W_ZERO, Y_ZERO, RESIDUAL, RESIDUAL_SCALE, RESIDUAL_ZERO = range(10)
+
+#: What is packed with the weights, or is a number of the call: constants.
+PACKED = (WEIGHT, SCALE, BIAS, X_ZERO, W_ZERO, Y_ZERO, RESIDUAL_SCALE, RESIDUAL_ZERO)
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """The weights as the instructions of this CPU read them, and what the integers stand for."""
+
+    buffer: Buffer
+    types: Any
+
+
+def _not_constant(node: Node, graph: Graph, places: Sequence[int] = PACKED) -> str | None:
+    for place in places:
+        name = _name(node, place)
+        if name is not None and name not in graph.constants:
+            return f"expected constant weights, scales and zero points, found {name} computed"
+    return nothing_to_read(node, graph)
+
+
+def _name(node: Node, place: int) -> str | None:
+    return node.inputs[place] if place < len(node.inputs) else None
+
+
+def _constant(node: Node, graph: Graph, place: int) -> np.ndarray | None:
+    name = _name(node, place)
+    return None if name is None else graph.constants[name]
+
+
+def _number(node: Node, graph: Graph, place: int) -> Any:
+    array = _constant(node, graph, place)
+    return 0 if array is None else array.reshape(()).item()
+
+
+def _type(dtype: str) -> Any:
+    return getattr(_cpu.ElementType, dtype)
+
+
+def _types(node: Node, graph: Graph) -> Any:
+    op, x, residual = node.op, graph.values[node.inputs[X]], _name(node, RESIDUAL)
+    low, high = INTEGER_RANGES.get(op.dtype, (0, 0))
+    return _cpu.QuantizedTypes(
+        _type(x.dtype), _number(node, graph, X_ZERO),
+        _type(op.dtype), _number(node, graph, Y_ZERO),
+        low if op.low is None else op.low, high if op.high is None else op.high,
+        _type("int8" if residual is None else graph.values[residual].dtype),
+        _number(node, graph, RESIDUAL_ZERO), float(_number(node, graph, RESIDUAL_SCALE)),
+    )  # fmt: skip
+
+
+def _shape(node: Node, inputs: Sequence[Value | None]) -> Any:
+    """Returns a layer's shape as a convolution's: a matrix product's images have one place."""
+    op, x, weight = node.op, inputs[X], inputs[WEIGHT]
+    if op.kind == "quantized_linear":
+        return _cpu.Conv2dShape(
+            x.shape[0], weight.shape[1], 1, 1, weight.shape[0], 1, 1, 1, 1, 0, 0
+        )
+    filters, _, *kernel = weight.shape
+    sizes = x.shape if op.planar else tuple(x.shape[axis] for axis in TO_FIRST)
+    return _cpu.Conv2dShape(
+        *sizes, filters, *kernel, *op.stride, *op.padding, *op.dilation, op.groups
+    )
+
+
+def _is_planar(node: Node) -> bool:
+    return getattr(node.op, "planar", False)
+
+
+def _pack(node: Node, graph: Graph, device: Any) -> _Packed:
+    weight = _constant(node, graph, WEIGHT).astype(np.int16)
+    if (zero := _constant(node, graph, W_ZERO)) is not None:
+        weight -= zero.astype(np.int16).reshape(-1, *[1] * (weight.ndim - 1))
+    largest = max(int(weight.max()), -1 - int(weight.min()), 0)
+    shape, types = _shape(node, graph.inputs_of(node)), _types(node, graph)
+    buffer = device.allocate(_cpu.quantized_conv2d_packed(shape, largest))
+    arrays = (_constant(node, graph, place) for place in (BIAS, SCALE))
+    kept = [None if array is None else upload(array, device) for array in arrays]
+    _cpu.quantized_conv2d_pack(
+        upload(weight, device).address,
+        *(0 if one is None else one.address for one in kept),
+        buffer.address,
+        shape,
+        types,
+        largest,
+    )
+    return _Packed(buffer, types)
+
+
+def _packed_for(node: Node, graph: Graph, device: Any) -> str:
+    return _cpu.selected_integer_instructions()
+
+
+def _workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
+    shape = _shape(node, graph.inputs_of(node))
+    return _cpu.quantized_conv2d_workspace(shape, _is_planar(node), threads)
+
+
+def _make(call: Call) -> Bound:
+    x, (y,) = call.inputs[X], call.outputs
+    residual = call.inputs[RESIDUAL] if len(call.inputs) > RESIDUAL else None
+    columns = math.prod(x.shape[1:]) if len(y.shape) == 2 else call.pitch(x)
+    own = x.shape[1] if _is_planar(call.node) else columns
+    return call.native(
+        "quantized_conv2d",
+        call.input_addresses[X],
+        call.prepared.buffer.address,
+        0 if residual is None else call.input_addresses[RESIDUAL],
+        call.output_addresses[0],
+        call.workspace,
+        _shape(call.node, call.inputs),
+        _cpu.Conv2dPitches(own, call.pitch(y), call.pitch(residual)),
+        call.prepared.types,
+        _is_planar(call.node),
+    )
+
+
+def _row(op: str, pitched: tuple[int | None, ...]) -> Kernel:
+    return Kernel(
+        op, "int8", "cpu", _make, dtypes=EIGHT_BITS, why_not=_not_constant, prepare=_pack,
+        packed_for=_packed_for, packs=PACKED, workspace=_workspace, pitched=pitched,
+    )  # fmt: skip
+
+
+# ---- arithmetic ----
+
+
+def _steps(node: Node, graph: Graph, dtype: str, zero: int, scale: int | None = None) -> Any:
+    """Returns what integers of a type stand for, by the places of zero point and scale among the inputs."""
+    factor = 1.0 if scale is None else float(_number(node, graph, scale))
+    return _cpu.Steps(_type(dtype), _number(node, graph, zero), factor)
+
+
+def _output_steps(node: Node, graph: Graph, zero: int, scale: int | None = None) -> Any:
+    op = node.op
+    low, high = INTEGER_RANGES[op.dtype]
+    low = low if getattr(op, "low", None) is None else op.low
+    high = high if getattr(op, "high", None) is None else op.high
+    factor = 1.0 if scale is None else float(_number(node, graph, scale))
+    return _cpu.Steps(_type(op.dtype), _number(node, graph, zero), factor, low, high)
+
+
+def _dtype(node: Node, graph: Graph, place: int = 0) -> str:
+    return graph.values[node.inputs[place]].dtype
+
+
+def _not_one_scale(node: Node, graph: Graph) -> str | None:
+    """Why a kernel cannot quantize or dequantize: several scales, or another type than 8 bits."""
+    integers = node.op.dtype if node.op.kind == "quantize_linear" else _dtype(node, graph)
+    if integers not in EIGHT_BITS:
+        return f"expected int8 or uint8, found {integers}"
+    if graph.values[node.inputs[1]].size != 1:
+        return "expected one scale, found several"
+    if graph.values[node.outputs[0]].dtype not in ("float32", *EIGHT_BITS):
+        return f"expected float32, found {graph.values[node.outputs[0]].dtype}"
+    return _not_constant(node, graph, (1, 2))
+
+
+def _prepare_quantize(node: Node, graph: Graph, device: Any) -> tuple[Any, ...]:
+    return (_output_steps(node, graph, zero=2, scale=1),)
+
+
+def _prepare_dequantize(node: Node, graph: Graph, device: Any) -> tuple[Any, ...]:
+    return (_steps(node, graph, _dtype(node, graph), zero=2, scale=1),)
+
+
+def _not_same_shapes(node: Node, graph: Graph) -> str | None:
+    shapes = [graph.values[node.inputs[place]].shape for place in (0, 3)]
+    if shapes[0] != shapes[1]:
+        return f"expected two tensors of one shape, found {list(shapes[0])} and {list(shapes[1])}"
+    return _not_constant(node, graph, (1, 2, 4, 5, 6))
+
+
+def _prepare_add(node: Node, graph: Graph, device: Any) -> tuple[Any, ...]:
+    return (
+        _steps(node, graph, _dtype(node, graph), zero=2, scale=1),
+        _steps(node, graph, _dtype(node, graph, 3), zero=5, scale=4),
+        _output_steps(node, graph, zero=6),
+    )
+
+
+def _mean_shape(node: Node, x: Value) -> Any:
+    """Returns what lies before, among and behind the dimensions of a mean, or None where they are apart."""
+    gone = sorted(axis % len(x.shape) for axis in node.op.axes)
+    if not gone or gone != list(range(gone[0], gone[-1] + 1)):
+        return None
+    sizes = x.shape[: gone[0]], x.shape[gone[0] : gone[-1] + 1], x.shape[gone[-1] + 1 :]
+    return _cpu.MeanShape(*map(math.prod, sizes))
+
+
+def _not_mean(node: Node, graph: Graph) -> str | None:
+    x = graph.values[node.inputs[0]]
+    if _mean_shape(node, x) is None:
+        return f"expected dimensions side by side, found {list(node.op.axes)}"
+    return _not_constant(node, graph, (1, 2, 3))
+
+
+def _prepare_mean(node: Node, graph: Graph, device: Any) -> tuple[Any, ...]:
+    return (
+        _steps(node, graph, _dtype(node, graph), zero=1, scale=2),
+        _output_steps(node, graph, zero=3),
+    )
+
+
+def _make_elements(call: Call) -> Bound:
+    """Returns the call of a function of each element, or of the elements of two tensors."""
+    kind, images = call.node.op.kind, (0, 3) if call.node.op.kind == "quantized_add" else (0,)
+    sources = (call.input_addresses[place] for place in images)
+    size = call.outputs[0].size
+    return call.native(kind, *sources, call.output_addresses[0], size, *call.prepared)
+
+
+def _make_lookup(call: Call) -> Bound:
+    y = call.outputs[0]
+    addresses = *call.input_addresses, call.output_addresses[0]
+    return call.native("lookup", *addresses, y.size, y.item_bytes)
+
+
+def _not_table(node: Node, graph: Graph) -> str | None:
+    found = graph.values[node.outputs[0]]
+    return None if found.item_bytes in (1, 4) else f"expected 1 or 4 bytes, found {found.dtype}"
+
+
+def _make_mean(call: Call) -> Bound:
+    shape = _mean_shape(call.node, call.inputs[0])
+    return call.native(
+        "quantized_mean",
+        call.input_addresses[0],
+        call.output_addresses[0],
+        shape,
+        *call.prepared,
+    )
+
+
+def _make_max_pool(call: Call) -> Bound:
+    op, x = call.node.op, call.inputs[0]
+    sizes = (x.shape[axis] for axis in TO_FIRST)
+    shape = _cpu.MaxPool2dShape(*sizes, *op.kernel, *op.stride, *op.padding, *op.dilation)
+    addresses = call.input_addresses[0], call.output_addresses[0]
+    return call.native("quantized_max_pool2d", *addresses, shape, _type(x.dtype))
+
+
+def _arithmetic(op: str, make: Any, why_not: Any, prepare: Any, packs: tuple[int, ...]) -> Kernel:
+    dtypes = ("float32",) if op == "quantize_linear" else EIGHT_BITS
+    return Kernel(
+        op, "int8", "cpu", make, dtypes=dtypes, why_not=why_not, prepare=prepare, packs=packs
+    )
+
+
+ROWS = [
+    _row("quantized_conv2d_nhwc", (None, X, RESIDUAL)),
+    _row("quantized_linear", ()),
+    _arithmetic("quantize_linear", _make_elements, _not_one_scale, _prepare_quantize, (1, 2)),
+    _arithmetic("dequantize_linear", _make_elements, _not_one_scale, _prepare_dequantize, (1, 2)),
+    _arithmetic("quantized_add", _make_elements, _not_same_shapes, _prepare_add, (1, 2, 4, 5, 6)),
+    _arithmetic("quantized_mean", _make_mean, _not_mean, _prepare_mean, (1, 2, 3)),
+    Kernel("lookup", "int8", "cpu", _make_lookup, dtypes=EIGHT_BITS, why_not=_not_table),
+    Kernel(
+        "max_pool2d_nhwc", "int8", "cpu", _make_max_pool, dtypes=EIGHT_BITS, why_not=pooling.why_not
+    ),
+]

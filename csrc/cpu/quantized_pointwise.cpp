@@ -1,0 +1,180 @@
+// Arithmetic of tensors of 8-bit integers on the CPU; see the contract.
+#include "ops/quantized_pointwise.h"
+
+#include "cpu/channels.h"
+#include "cpu/requantize.h"
+#include "ops/window.h"
+#include "runtime/parallel.h"
+
+namespace cnn_engine::cpu::CNN_ENGINE_ISA {
+namespace {
+
+constexpr std::int64_t kBlock = 4096;
+
+// run(width, i) for vectors that cover [0, size), by threads.
+template <typename Run>
+void for_elements(std::int64_t size, int threads, const Run& run) {
+  parallel_for((size + kBlock - 1) / kBlock, kBlock, threads,
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t block = begin; block < end; ++block) {
+                   const std::int64_t first = block * kBlock, left = size - first;
+                   for_channels(static_cast<int>(left < kBlock ? left : kBlock),
+                                [&](auto width, int i) { run(width, first + i); });
+                 }
+               });
+}
+
+template <int W>
+CNN_ENGINE_INLINE Vec<W> steps_of(const std::uint8_t* q, const Steps& steps) {
+  return as_floats<W>(widened<W>(q, steps.type == ElementType::int8) - steps.zero);
+}
+
+template <int W>
+CNN_ENGINE_INLINE void store_as(const Steps& steps, Vec<W> v, std::uint8_t* y) {
+  store_rounded<W>(v, steps.zero, steps.low, steps.high, y);
+}
+
+template <typename Entry>
+void look_up(const std::uint8_t* q, const Entry* table, Entry* y, std::int64_t size, int threads) {
+  parallel_for((size + kBlock - 1) / kBlock, kBlock, threads,
+               [&](std::int64_t begin, std::int64_t end) {
+                 const std::int64_t last = end * kBlock < size ? end * kBlock : size;
+                 for (std::int64_t i = begin * kBlock; i < last; ++i) y[i] = table[q[i]];
+               });
+}
+
+// Taps of a window in [first, end).
+int inside_count(int first, int end, int dilation) {
+  return end > first ? (end - first + dilation - 1) / dilation : 0;
+}
+
+// The largest of a window of 8-bit integers; `flip` makes signed ones unsigned, in their order.
+void max_window(const std::uint8_t* corner, std::int64_t row, std::int64_t column, int rows,
+                int columns, int channels, std::uint8_t flip, std::uint8_t* y) {
+  constexpr int kTogether = 256;
+  for (int first = 0; first < channels; first += kTogether) {
+    const int count = channels - first < kTogether ? channels - first : kTogether;
+    std::uint8_t best[kTogether] = {};
+    for (int i = 0; i < rows; ++i) {
+      for (int j = 0; j < columns; ++j) {
+        const std::uint8_t* x = corner + i * row + j * column + first;
+        for (int c = 0; c < count; ++c) {
+          const std::uint8_t value = x[c] ^ flip;
+          best[c] = value > best[c] ? value : best[c];
+        }
+      }
+    }
+    for (int c = 0; c < count; ++c) y[first + c] = best[c] ^ flip;
+  }
+}
+
+}  // namespace
+
+void quantize_linear(const float* x, void* y, std::int64_t size, const Steps& given, int threads) {
+  const Steps steps = given;
+  auto* to = static_cast<std::uint8_t*>(y);
+  for_elements(size, threads, [&](auto width, std::int64_t i) {
+    constexpr int W = decltype(width)::value;
+    store_as<W>(steps, load_as<Vec<W>>(x + i) / splat<W>(steps.scale), to + i);
+  });
+}
+
+void dequantize_linear(const void* q, float* y, std::int64_t size, const Steps& given,
+                       int threads) {
+  const Steps steps = given;
+  const auto* from = static_cast<const std::uint8_t*>(q);
+  for_elements(size, threads, [&](auto width, std::int64_t i) {
+    constexpr int W = decltype(width)::value;
+    const Vec<W> value = steps_of<W>(from + i, steps) * steps.scale;
+    __builtin_memcpy(y + i, &value, sizeof value);
+  });
+}
+
+void lookup(const void* q, const void* table, void* y, std::int64_t size, int entry_bytes,
+            int threads) {
+  const auto* from = static_cast<const std::uint8_t*>(q);
+  if (entry_bytes == 1) {
+    look_up(from, static_cast<const std::uint8_t*>(table), static_cast<std::uint8_t*>(y), size,
+            threads);
+  } else {
+    look_up(from, static_cast<const std::uint32_t*>(table), static_cast<std::uint32_t*>(y), size,
+            threads);
+  }
+}
+
+void quantized_add(const void* a, const void* b, void* y, std::int64_t size, const Steps& of_a,
+                   const Steps& of_b, const Steps& of_y, int threads) {
+  const Steps a_steps = of_a, b_steps = of_b, y_steps = of_y;
+  const auto* first = static_cast<const std::uint8_t*>(a);
+  const auto* second = static_cast<const std::uint8_t*>(b);
+  auto* to = static_cast<std::uint8_t*>(y);
+  for_elements(size, threads, [&](auto width, std::int64_t i) {
+    constexpr int W = decltype(width)::value;
+    const Vec<W> own = steps_of<W>(first + i, a_steps) * a_steps.scale;
+    store_as<W>(y_steps, own + steps_of<W>(second + i, b_steps) * b_steps.scale, to + i);
+  });
+}
+
+void quantized_mean(const void* x, void* y, const MeanShape& given, const Steps& of_x,
+                    const Steps& of_y, int threads) {
+  const MeanShape p = given;
+  const Steps x_steps = of_x, y_steps = of_y;
+  const auto* from = static_cast<const std::uint8_t*>(x);
+  auto* to = static_cast<std::uint8_t*>(y);
+  const bool is_signed = x_steps.type == ElementType::int8;
+  if (p.inner == 1) {  // along what is contiguous, one after the other
+    parallel_for(p.outer, p.count, threads, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const std::uint8_t* row = from + i * p.count;
+        std::int32_t sum = 0;
+        for (std::int64_t j = 0; j < p.count; ++j) {
+          sum += is_signed ? static_cast<std::int8_t>(row[j]) : row[j];
+        }
+        const IntVec<1> total = {static_cast<std::int32_t>(sum - p.count * x_steps.zero)};
+        store_as<1>(y_steps, as_floats<1>(total) * x_steps.scale, to + i);
+      }
+    });
+    return;
+  }
+  parallel_for(p.outer, p.count * p.inner, threads, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      for_channels(static_cast<int>(p.inner), [&](auto width, int c) {
+        constexpr int W = decltype(width)::value;
+        IntVec<W> total{};
+        for (std::int64_t j = 0; j < p.count; ++j) {
+          total += widened<W>(from + (i * p.count + j) * p.inner + c, is_signed) - x_steps.zero;
+        }
+        store_as<W>(y_steps, as_floats<W>(total) * x_steps.scale, to + i * p.inner + c);
+      });
+    }
+  });
+}
+
+void quantized_max_pool2d(const void* x, void* y, const MaxPool2dShape& shape, ElementType type,
+                          int threads) {
+  const MaxPool2dShape p = shape;
+  const auto* images = static_cast<const std::uint8_t*>(x);
+  auto* to = static_cast<std::uint8_t*>(y);
+  const std::uint8_t flip = type == ElementType::int8 ? 0x80 : 0;
+  const int out_h = p.out_h(), out_w = p.out_w();
+  const std::int64_t column = p.c, row = column * p.w;
+  const std::int64_t cost = std::int64_t{out_w} * p.r * p.s * p.c / 16;
+  parallel_for(std::int64_t{p.n} * out_h, cost, threads, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t index = begin; index < end; ++index) {
+      const std::uint8_t* image = images + index / out_h * p.h * row;
+      const int top = static_cast<int>(index % out_h) * p.stride_h - p.pad_top;
+      const int first_y = first_inside(top, p.dilation_h);
+      const int rows = inside_count(first_y, end_inside(top, p.r, p.dilation_h, p.h), p.dilation_h);
+      for (int j = 0; j < out_w; ++j) {
+        const int left = j * p.stride_w - p.pad_left;
+        const int first_x = first_inside(left, p.dilation_w);
+        const int columns =
+            inside_count(first_x, end_inside(left, p.s, p.dilation_w, p.w), p.dilation_w);
+        max_window(image + first_y * row + first_x * column, p.dilation_h * row,
+                   p.dilation_w * column, rows, columns, p.c, flip, to + (index * out_w + j) * p.c);
+      }
+    }
+  });
+}
+
+}  // namespace cnn_engine::cpu::CNN_ENGINE_ISA

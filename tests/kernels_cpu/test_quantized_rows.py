@@ -1,0 +1,118 @@
+"""Layers and arithmetic of 8-bit integers in the engine: compiled kernels make what the records say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cnn_engine import Engine, _cpu
+from cnn_engine.engine import inspection
+from cnn_engine.graph.graph import Graph, Node, Value
+from cnn_engine.operators.channels_last import MaxPool2dNhwc
+from cnn_engine.operators.quantized import DequantizeLinear, Lookup, QuantizeLinear
+from cnn_engine.operators.quantized_conv2d import QuantizedConv2dNhwc
+from cnn_engine.operators.quantized_linear import QuantizedLinear
+from cnn_engine.operators.quantized_pointwise import QuantizedAdd, QuantizedMean
+
+f32 = np.float32
+
+
+def numbers(rng, dtype, *shape):
+    if dtype == "float32":
+        return (rng.standard_normal(shape) * 4).astype(f32)
+    info = np.iinfo(dtype)
+    return rng.integers(info.min, info.max + 1, shape).astype(dtype)
+
+
+def scale(rng, *shape):
+    return rng.uniform(0.01, 0.7, shape).astype(f32)
+
+
+def cases(rng, one, other):
+    """Yields records with their inputs."""
+    zero = numbers(rng, one)
+    x = numbers(rng, one, 2, 9, 7, 19)
+    weight, bias = numbers(rng, "int8", 24, 19, 3, 3), numbers(rng, "int32", 24) // 2**16
+    factors = scale(rng, 24) / 200
+    layer = [weight, factors, bias, zero, numbers(rng, "int8", 24), numbers(rng, other)]
+    plain = QuantizedConv2dNhwc(other, padding=(1, 1, 1, 1), stride=(2, 2))
+    yield plain, [x, *layer]
+    y = plain.reference(x, *layer)
+    yield plain, [x, *layer, numbers(rng, one, *y.shape), scale(rng)[()], numbers(rng, one)]
+    images = numbers(rng, one, 1, 3, 15, 21)
+    stem = [numbers(rng, "uint8", 8, 3, 7, 7), None, None, zero, numbers(rng, "uint8")]
+    yield QuantizedConv2dNhwc("int32", stride=(2, 2), planar=True), [images, *stem]
+    rows = numbers(rng, one, 5, 33)
+    weight, factors = numbers(rng, "int8", 18, 33), scale(rng, 18) / 1000
+    yield QuantizedLinear("float32"), [rows, weight, factors, None, zero]
+    yield QuantizedLinear(other, low=3, high=90), [rows, weight, factors, bias[:18], zero]
+    real = numbers(rng, "float32", 3, 41, 7) * 40
+    real[0, 0, :4] = np.nan, np.inf, -np.inf, 0
+    yield QuantizeLinear(dtype=one), [real, scale(rng)[()], zero]
+    yield DequantizeLinear(), [x, scale(rng)[()], zero]
+    yield Lookup(), [x, numbers(rng, other, 256)]
+    yield Lookup(), [x, numbers(rng, "float32", 256)]
+    sums = [
+        scale(rng)[()],
+        zero,
+        numbers(rng, other, *x.shape),
+        scale(rng)[()],
+        numbers(rng, other),
+    ]
+    yield QuantizedAdd(one, low=5), [x, *sums, zero]
+    for axes in ((1, 2), (3,), (0, 1, 2, 3)):
+        factor = f32(scale(rng)[()] / np.prod([x.shape[axis] for axis in axes]))
+        yield QuantizedMean(other, axes=axes), [x, zero, factor, numbers(rng, other)]
+    yield MaxPool2dNhwc((3, 2), (2, 1), (1, 0, 1, 1)), [x]
+    yield MaxPool2dNhwc((2, 2), (2, 2), (0, 0, 0, 0)), [numbers(rng, one, 1, 5, 6, 300)]
+
+
+@pytest.mark.parametrize("one", ["int8", "uint8"])
+def test_what_the_engine_makes_is_the_reference(rng, instruction_set, one):
+    for record, arrays in cases(rng, one, "uint8" if one == "int8" else "int8"):
+        names = [None if a is None else f"x{i}" for i, a in enumerate(arrays)]
+        computed = {0, 7} if "conv2d" in record.kind else {0, 3} if "add" in record.kind else {0}
+        given = {f"x{i}": a for i, a in enumerate(arrays) if i in computed}
+        constants = {
+            f"x{i}": np.asarray(a)
+            for i, a in enumerate(arrays)
+            if a is not None and i not in computed
+        }
+        inputs = tuple(Value(name, a.shape, a.dtype.name) for name, a in given.items())
+        node = Node("layer", record, tuple(names), ("y",))
+        graph = Graph("layer", inputs, ("y",), (node,), constants)
+        for threads in (1, 2):
+            with Engine(graph, device="cpu", threads=threads) as engine:
+                found = engine.run(given)["y"]
+            wanted = record.reference(*arrays).astype(found.dtype)
+            np.testing.assert_array_equal(found, wanted, err_msg=str(record))
+        (layer,) = inspection.inspect(graph).on["cpu"].running
+        assert layer.kernel == "int8", (record, layer)
+
+
+def test_packed_weights_of_other_instructions_are_refused(rng):
+    shape = _cpu.Conv2dShape(1, 4, 1, 1, 4, 1, 1, 1, 1, 0, 0)
+    kind = _cpu.ElementType.int8
+    types = _cpu.QuantizedTypes(kind, 0, _cpu.ElementType.int32, 0, 0, 0, kind, 0, 0.0)
+    weight = np.ones((4, 4, 1, 1), np.int16)
+    before, (first, *others) = _cpu.selected_integer_instructions(), _cpu.integer_instructions()
+    if not others:
+        pytest.skip("this CPU has one set of instructions alone")
+    try:
+        _cpu.select_integer_instructions(first)
+        packed = np.zeros(_cpu.quantized_conv2d_packed(shape, 1), np.uint8)
+        _cpu.quantized_conv2d_pack(
+            _cpu.address_of(weight), 0, 0, _cpu.address_of(packed), shape, types, 1
+        )
+        _cpu.select_integer_instructions(others[-1])
+        workspace = np.zeros(_cpu.quantized_conv2d_workspace(shape, False, 1), np.uint8)
+        x, y = np.ones(4, np.int8), np.zeros(4, np.int32)
+        with pytest.raises(
+            ValueError, match=f"expected those of {others[-1]}, found those of {first}"
+        ):
+            _cpu.quantized_conv2d(
+                _cpu.address_of(x), _cpu.address_of(packed), 0, _cpu.address_of(y),
+                _cpu.address_of(workspace), shape, _cpu.Conv2dPitches(4, 4, 0), types, False, 1,
+            )  # fmt: skip
+    finally:
+        _cpu.select_integer_instructions(before)
