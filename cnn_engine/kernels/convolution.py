@@ -11,6 +11,7 @@ from ..graph.graph import Graph, Node, Value
 from ..operators.pad2d import Pad2d
 from ..operators.unary import Unary
 from ..target import Target
+from ..types import ITEM_BYTES
 from .kernel import Bound, Call, Kernel, functions, on_both, upload, workspace_for
 from .strided import unused
 
@@ -107,7 +108,7 @@ def _pack(node: Node, graph: Graph, device: Any) -> Any:
     """Returns the packed weights, in memory of the device."""
     x, weight = graph.inputs_of(node)[:2]
     shape = shape_of(node, x, weight)
-    packed = device.allocate(4 * shape.packed_size)
+    packed = device.allocate(ITEM_BYTES["float32"] * shape.packed_size)
     where = device.stream_handle if device.kind == "cuda" else 1
     source = upload(graph.constants[node.inputs[1]], device)
     functions(device).conv2d_pack(source.address, packed.address, shape, where)

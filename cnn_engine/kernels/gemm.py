@@ -8,6 +8,7 @@ from typing import Any
 from .. import _cpu
 from ..graph.graph import Graph, Node, Value
 from ..target import Target
+from ..types import ITEM_BYTES
 from .convolution import limits
 from .kernel import Bound, Call, Kernel, functions, on_both, upload, workspace_for
 
@@ -73,7 +74,7 @@ def _make_narrow(call: Call) -> Bound:
 def _pack(node: Node, graph: Graph, device: Any) -> Any:
     """Returns the packed weights, in memory of the device."""
     shape = linear_shape(*graph.inputs_of(node)[:2])
-    packed = device.allocate(4 * shape.packed_size)
+    packed = device.allocate(ITEM_BYTES["float32"] * shape.packed_size)
     where = device.stream_handle if device.kind == "cuda" else 1
     source = upload(graph.constants[node.inputs[1]], device)
     functions(device).linear_pack(source.address, packed.address, shape, where)

@@ -7,6 +7,7 @@ from typing import Any
 from .. import _cpu
 from ..graph.graph import Graph, Node, Value
 from ..operators.recurrent import checked_lengths
+from ..types import ITEM_BYTES
 from .kernel import Bound, Call, Kernel, functions, upload
 from .numpy import array_at
 
@@ -64,7 +65,7 @@ def _workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
 def _pack(node: Node, graph: Graph, device: Any) -> Any:
     """Returns the packed weights of the states."""
     shape = _shape(node, graph.values[node.inputs[0]])
-    packed = device.allocate(4 * shape.packed_size)
+    packed = device.allocate(ITEM_BYTES["float32"] * shape.packed_size)
     where = device.stream_handle if device.kind == "cuda" else 1
     source = upload(graph.constants[node.inputs[1]], device)
     functions(device).recurrent_pack(source.address, packed.address, shape, where)

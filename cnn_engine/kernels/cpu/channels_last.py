@@ -15,6 +15,7 @@ from ...graph.graph import Graph, Node, Value
 from ...operators.channels_last import TO_FIRST
 from ...operators.unary import Unary
 from ...target import Requires
+from ...types import ITEM_BYTES
 from .. import pooling
 from ..convolution import nothing_to_read
 from ..kernel import Bound, Call, Kernel, upload
@@ -119,7 +120,7 @@ def _not_bfloat16(node: Node, graph: Graph) -> str | None:
 
 def _pack_bfloat16(node: Node, graph: Graph, device: Any) -> Buffer:
     shape = shape_of(node, *graph.inputs_of(node)[:2])
-    packed = device.allocate(4 * _cpu.conv2d_nhwc_bfloat16_packed(shape))
+    packed = device.allocate(ITEM_BYTES["float32"] * _cpu.conv2d_nhwc_bfloat16_packed(shape))
     weight = upload(graph.constants[node.inputs[1]], device)
     _cpu.conv2d_nhwc_bfloat16_pack(weight.address, packed.address, shape)
     return packed
@@ -144,7 +145,7 @@ def _pack(node: Node, graph: Graph, device: Any, how: Any = None) -> _Packed:
 
 
 def _packed(array: np.ndarray, shape: Any, how: Any, device: Any) -> Buffer:
-    packed = device.allocate(4 * _cpu.conv2d_nhwc_packed(shape, how))
+    packed = device.allocate(ITEM_BYTES["float32"] * _cpu.conv2d_nhwc_packed(shape, how))
     weight = upload(array, device)
     _cpu.conv2d_nhwc_pack(weight.address, packed.address, shape, how, 1)
     return packed
