@@ -181,7 +181,7 @@ class Kernel:
         rewrite: returns the nodes that stand for a node before this kernel runs it, or None as it stands.
         prepare: returns what is made once from constants of a node (packed weights, say) and kept for every
             plan, and for all nodes that have the same ones and the same record but for the activation,
-            whatever is open of their inputs' shapes.
+            on a CPU whatever is open of their inputs' shapes, on a GPU for images of the same sizes.
         packed_for: returns what else of a node that depends on.
         shows: returns the name that reports show of a node on a device, where ``prepare`` chooses among
             several; None: ``name``.

@@ -299,7 +299,7 @@ class Program:
         What is made of constants that are of one size alone is kept for that graph: who uses it holds it.
         """
         device = self.device_of(kernel.device)
-        way, known = kernel.packed_for(node, graph, device), self._symbolic_key(graph, node)
+        way, known = kernel.packed_for(node, graph, device), self._symbolic_key(graph, node, kernel)
         if known is not None:
             known = *known, kernel.prepare, way
             if known in self._prepared_of:
@@ -308,9 +308,11 @@ class Program:
         for index, (name, value) in enumerate(zip(node.inputs, graph.inputs_of(node), strict=True)):
             array = graph.constants.get(name)
             if array is None:
-                values.append(
-                    value and (graph.fixed_shape(value), value.dtype, value.storage_dtype)
+                # Kernels of a GPU may pack for the very sizes.
+                shape = value and (
+                    graph.fixed_shape(value) if kernel.device == "cpu" else value.shape[1:]
                 )
+                values.append(value and (shape, value.dtype, value.storage_dtype))
             elif kernel.packs_input(index):
                 packed.append(array)
                 values.append(id(array))
@@ -330,9 +332,11 @@ class Program:
         return self._prepared[key][1]
 
     @staticmethod
-    def _symbolic_key(graph: Graph, node: Node) -> tuple | None:
+    def _symbolic_key(graph: Graph, node: Node, kernel: Kernel) -> tuple | None:
         """Returns what stands for a node in graphs of all sizes; None where it depends on the size."""
         if not graph.is_substituted or not graph.sized.isdisjoint(node.inputs):
+            return None
+        if kernel.device != "cpu":
             return None
         symbolic = graph.symbolic
         position = symbolic.positions.get(node.name)

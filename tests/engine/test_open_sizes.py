@@ -258,3 +258,18 @@ def test_one_fused_network_is_for_every_batch():
             wanted = plain.run({"x": x})["y"]
             np.testing.assert_allclose(fused.run({"x": x})["y"], wanted, rtol=1e-4, atol=1e-5)
         assert len(fused._plans.open()._prepared) == 1
+
+
+def test_weights_of_few_positions_are_not_those_of_many():
+    """Winograd's weights are packed with fewer numbers where an image has few tiles."""
+    nodes = [node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])]
+    proto = model(
+        nodes, [tensor("x", [1, 96, "H", "W"])], [tensor("y", None)], {"w": weight(96, 96, 3, 3)}, opset=17
+    )  # fmt: skip
+    for order in ((7, 23, 46), (46, 23, 7)):
+        with Engine(proto, device="cpu", threads=1) as engine:
+            for size in order:
+                x = rng.normal(size=(1, 96, size, size)).astype(np.float32)
+                with Engine(proto, device="cpu", threads=1, input_shape={"x": x.shape}) as fixed:
+                    wanted = fixed.run({"x": x})["y"]
+                np.testing.assert_array_equal(engine.run({"x": x})["y"], wanted)

@@ -68,8 +68,10 @@ def method(node: Node, graph: Graph) -> Any:
     return methods.winograd2 if min(rows, columns) >= TILES_OF_2 else methods.direct
 
 
-def _method(node: Node, graph: Graph, device: Any) -> Any:
-    return method(node, graph)
+def _packing(node: Node, graph: Graph, device: Any, how: Any = None) -> tuple[Any, int]:
+    """Returns what the layout of packed weights depends on: few positions need another one than many."""
+    how, shape = how or method(node, graph), shape_of(node, *graph.inputs_of(node)[:2])
+    return how, _cpu.conv2d_nhwc_packed(shape, how)
 
 
 def _has_tiles_of_4(rows: int, columns: int) -> bool:
@@ -218,7 +220,7 @@ def function_of(record: Any) -> tuple[Any, float, float]:
 
 def _conv2d(name: str, why_not: Any) -> Kernel:
     return Kernel(
-        "conv2d_nhwc", name, "cpu", _make, why_not=why_not, prepare=_pack, packed_for=_method, packs=(1,),
+        "conv2d_nhwc", name, "cpu", _make, why_not=why_not, prepare=_pack, packed_for=_packing, packs=(1,),
         workspace=_workspace, pitched=(None, 0, 3), forms=_forms,
     )  # fmt: skip
 
@@ -352,6 +354,7 @@ _FORMS = {
         _WINOGRAD,
         form=how.name,
         prepare=partial(_pack, how=how),
+        packed_for=partial(_packing, how=how),
         workspace=partial(_workspace, how=how),
     )
     for how in (*WINOGRAD, _cpu.Conv2dMethod.direct)
