@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from . import ops, quantize
     from .classify import Classifier
     from .engine.engine import Engine
+    from .engine.saved import load_engine
     from .kernels import Kernel
 
 __version__ = "0.2.0"
@@ -44,6 +45,7 @@ __all__ = [
     "UnsupportedError",
     "Workload",
     "load",
+    "load_engine",
     "ops",
     "quantize",
     "register",
@@ -54,6 +56,7 @@ _COMPILED = {
     "Classifier": ".classify",
     "Engine": ".engine.engine",
     "Kernel": ".kernels",
+    "load_engine": ".engine.saved",
     "ops": ".ops",
     "quantize": ".quantize",
 }

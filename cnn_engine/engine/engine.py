@@ -168,11 +168,12 @@ class Engine:
         mode = "resident" if data_mode in ("auto", "stream") else data_mode
         rounds = mode == "resident" and not (reduction or self.kernels)
         with self.device.context:  # what is asked of the current device
+            saved = getattr(self.network, "saved", None)
             self.choice = select.choose(
                 self.device.kind, variant, reduction, dtype,
                 "resident" if data_mode == "auto" else data_mode, self._why_not_fused,
                 select.layered_dtypes(self.device, rounds) if is_model else ("float32",),
-            )  # fmt: skip
+            ) if saved is None else saved.choice  # fmt: skip
             placement = Placement(self.device, mode, self.threads)
             chooses = self.choice.layered and self.choice.automatic and mode == "resident"
             self._tune = tune
@@ -184,9 +185,9 @@ class Engine:
             program = Program(
                 partial(_graph_of, self.network, self.weights), placement, self.choice, dtype, fuses=is_model,
                 first=(self.network.batch, self._reads_pixels) if is_model else (1, True),
-                own=self.kernels, tuner=self._tuner, fused_layers=self._fused_layers,
+                own=self.kernels, tuner=self._tuner, fused_layers=self._fused_layers, saved=saved,
             )  # fmt: skip
-            if program.channels_last:
+            if program.channels_last and saved is None:
                 others = "channels_last and winograd where weights are constants"
                 if self.device.kind == "cuda":
                     others = "channels_last on tensor cores where weights are constants"
@@ -258,7 +259,8 @@ class Engine:
     @property
     def gives_probabilities(self) -> bool:
         """Whether :meth:`predict` returns probabilities: the network ends in a softmax over classes."""
-        return gives_probabilities(self._base)
+        saved = getattr(self.network, "saved", None)
+        return gives_probabilities(self._base) if saved is None else saved.gives_probabilities
 
     def _why_not_fused(self) -> str | None:
         if self.kernels:
@@ -305,6 +307,20 @@ class Engine:
         except UnsupportedError:
             if kind is None:  # else that is what the caller is told
                 raise
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the engine to a file from which :func:`cnn_engine.load_engine` has it back at once.
+
+        The file is in safetensors' format: the rewritten graph, its weights, and these packed for the kernels
+        of this device; no code. It is for this version of the engine and devices of this kind.
+
+        Raises:
+            InputError: the file cannot be written.
+            UnsupportedError: the engine is of a network of layers, or has kernels of its user, or ``tune``.
+        """
+        from . import saved
+
+        saved.save(self, self._plans.open(), path)
 
     def close(self) -> None:
         """Frees the engine's memory; it cannot be used afterwards.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +44,7 @@ class _Map(mmap.mmap):
 
     file: _File
     start: int
+    expected: Callable[[np.ndarray], bool] | None = None
 
 
 #: Files that are open, by their paths and states: one descriptor for all arrays of a file.
@@ -64,6 +65,20 @@ def mapped(path: Path, dtype: np.dtype, count: int, offset: int) -> np.ndarray:
     data = _Map(file.descriptor, length, access=mmap.ACCESS_READ, offset=start)
     data.file, data.start = file, start
     return np.frombuffer(data, dtype, count, offset - start)
+
+
+def expect(array: np.ndarray, is_right: Callable[[np.ndarray], bool]) -> None:
+    """Has :func:`read` refuse all of a mapped array whose bytes are not right: a file that was damaged."""
+    _map_of(array).expected = is_right
+
+
+def verify(arrays: Iterable[np.ndarray]) -> None:
+    """Raises InputError where the bytes of any of ``arrays`` are known not to be right."""
+    for array in arrays:
+        base = _map_of(array)
+        if base is not None and base.expected is not None:
+            read(array)
+            base.expected = None
 
 
 def _map_of(array: np.ndarray) -> _Map | None:
@@ -105,4 +120,6 @@ def read(array: np.ndarray) -> np.ndarray:
     while left and (count := os.preadv(base.file.descriptor, [left], at)):
         left, at = left[count:], at + count
     base.file.check()
+    if base.expected is not None and not base.expected(found.reshape(-1).view(np.uint8)):
+        raise InputError(f"{base.file.path}: expected the bytes that were saved, found others")
     return found

@@ -20,7 +20,7 @@ from ..operators import softmax as softmax_
 from ..operators import unary
 from ..operators.windows import Pair
 from .graph import Graph
-from .mapped import check
+from .mapped import check, verify
 from .network import Network, pair
 
 #: Images of a network that are computed at a time: the windows of so many fit in the cache.
@@ -49,6 +49,7 @@ def reference(
             f"{graph.name}: expected the inputs {', '.join(wanted)}, found {', '.join(inputs)}"
         )
     check(graph.constants.values())
+    verify(graph.constants.values())
     arrays: dict[str | None, np.ndarray | None] = {None: None, **graph.constants}
     for name, value in wanted.items():
         array = np.asarray(inputs[name])

@@ -12,7 +12,7 @@ from ..operators.pad2d import Pad2d
 from ..operators.unary import Unary
 from ..target import Target
 from ..types import ITEM_BYTES
-from .kernel import Bound, Call, Kernel, functions, on_both, upload, workspace_for
+from .kernel import Bound, Call, Kernel, functions, on_both, packed, upload, workspace_for
 from .strided import unused
 
 #: The name of a variant -> the compiled functions' name for it.
@@ -108,12 +108,14 @@ def _pack(node: Node, graph: Graph, device: Any) -> Any:
     """Returns the packed weights, in memory of the device."""
     x, weight = graph.inputs_of(node)[:2]
     shape = shape_of(node, x, weight)
-    packed = device.allocate(ITEM_BYTES["float32"] * shape.packed_size)
     where = device.stream_handle if device.kind == "cuda" else 1
-    source = upload(graph.constants[node.inputs[1]], device)
-    functions(device).conv2d_pack(source.address, packed.address, shape, where)
-    device.synchronize()
-    return packed
+
+    def fill(address: int) -> Any:
+        source = upload(graph.constants[node.inputs[1]], device)
+        functions(device).conv2d_pack(source.address, address, shape, where)
+        return source
+
+    return packed(device, ITEM_BYTES["float32"] * shape.packed_size, fill)
 
 
 def _blocked_workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:

@@ -10,7 +10,7 @@ from ..graph.graph import Graph, Node, Value
 from ..target import Target
 from ..types import ITEM_BYTES
 from .convolution import limits
-from .kernel import Bound, Call, Kernel, functions, on_both, upload, workspace_for
+from .kernel import Bound, Call, Kernel, functions, on_both, packed, upload, workspace_for
 
 
 def linear_shape(x: Value, weight: Value) -> Any:
@@ -74,12 +74,14 @@ def _make_narrow(call: Call) -> Bound:
 def _pack(node: Node, graph: Graph, device: Any) -> Any:
     """Returns the packed weights, in memory of the device."""
     shape = linear_shape(*graph.inputs_of(node)[:2])
-    packed = device.allocate(ITEM_BYTES["float32"] * shape.packed_size)
     where = device.stream_handle if device.kind == "cuda" else 1
-    source = upload(graph.constants[node.inputs[1]], device)
-    functions(device).linear_pack(source.address, packed.address, shape, where)
-    device.synchronize()
-    return packed
+
+    def fill(address: int) -> Any:
+        source = upload(graph.constants[node.inputs[1]], device)
+        functions(device).linear_pack(source.address, address, shape, where)
+        return source
+
+    return packed(device, ITEM_BYTES["float32"] * shape.packed_size, fill)
 
 
 def _linear_workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:

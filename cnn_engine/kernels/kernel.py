@@ -101,6 +101,23 @@ def upload(array: np.ndarray, device: Any) -> Any:
     return device.upload(array)
 
 
+def packed(device: Any, nbytes: int, fill: Callable[[int], Any]) -> Any:
+    """Returns a buffer of the device with packed weights.
+
+    Args:
+        fill: fills it, given its address; returns what is read meanwhile. It is not called where an engine
+            that was saved has the bytes already.
+    """
+    known = getattr(device, "saved", None)
+    if known is not None and (buffer := known(nbytes)) is not None:
+        return buffer
+    buffer = device.allocate(nbytes)
+    source = fill(buffer.address)
+    device.synchronize()
+    del source
+    return buffer
+
+
 def first_computed(node: Node, graph: Graph, positions: Iterable[int]) -> int | None:
     """Returns the first of these inputs that is no constant: an input or an intermediate value."""
     for place in positions:

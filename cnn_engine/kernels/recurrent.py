@@ -8,7 +8,7 @@ from .. import _cpu
 from ..graph.graph import Graph, Node, Value
 from ..operators.recurrent import checked_lengths
 from ..types import ITEM_BYTES
-from .kernel import Bound, Call, Kernel, functions, upload
+from .kernel import Bound, Call, Kernel, functions, packed, upload
 from .numpy import array_at
 
 
@@ -65,12 +65,14 @@ def _workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
 def _pack(node: Node, graph: Graph, device: Any) -> Any:
     """Returns the packed weights of the states."""
     shape = _shape(node, graph.values[node.inputs[0]])
-    packed = device.allocate(ITEM_BYTES["float32"] * shape.packed_size)
     where = device.stream_handle if device.kind == "cuda" else 1
-    source = upload(graph.constants[node.inputs[1]], device)
-    functions(device).recurrent_pack(source.address, packed.address, shape, where)
-    device.synchronize()
-    return packed
+
+    def fill(address: int) -> Any:
+        source = upload(graph.constants[node.inputs[1]], device)
+        functions(device).recurrent_pack(source.address, address, shape, where)
+        return source
+
+    return packed(device, ITEM_BYTES["float32"] * shape.packed_size, fill)
 
 
 def _make(call: Call) -> Bound:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -42,6 +42,7 @@ class Program:
         tuner: chooses kernels by measuring them, or None.
         fused_layers: where the variant is fused: how many layers one kernel runs, the others running by
             themselves; None: all.
+        saved: what an engine that was saved has of all this, or None.
 
     Attributes:
         channels_last: whether images lie with their channels side by side between convolutions.
@@ -61,8 +62,10 @@ class Program:
         own: Mapping[str, Kernel] | None = None,
         tuner: Tuner | None = None,
         fused_layers: int | None = None,
+        saved: Saved | None = None,
     ) -> None:
         self.graph_of = graph_of
+        self.saved = saved
         self.placement = placement
         self.choice = choice
         self.dtype = dtype
@@ -206,7 +209,12 @@ class Program:
         if pixels not in self._specializations:
             firsts: list[Lowered] = []
             make = partial(_first_stage, self.graph_of, self.setting, pixels, firsts)
-            self._specializations[pixels] = Specializations(make), firsts
+            if self.saved is not None:  # which has been through the first stage
+                firsts.append(Lowered(self.graph_of(sizes, pixels), (), ()))
+                made = self.saved.specializations
+            else:
+                made = Specializations(make)
+            self._specializations[pixels] = made, firsts
         specializations, firsts = self._specializations[pixels]
         graph = specializations(sizes)
         mapped.check(graph.constants.values())
@@ -326,7 +334,12 @@ class Program:
             return own[node.name]
         key = kernel.prepare, way, op, tuple(values)
         if key not in self._prepared:
-            self._prepared[key] = packed, kernel.prepare(node, _with_copies(graph, packed), device)
+            source = graph
+            if self.saved is not None and self.saved.has(node, kernel, way, packed):
+                device = self.saved.device(device, node, kernel, way)
+            else:
+                source = _with_copies(graph, packed)
+            self._prepared[key] = packed, kernel.prepare(node, source, device)
         if known is not None:
             self._prepared_of[known] = self._prepared[key]
         return self._prepared[key][1]
@@ -368,6 +381,18 @@ class Program:
         """Returns the device of a place."""
         device = self.placement.device
         return device if device.kind == where else CpuDevice()
+
+
+class Saved(Protocol):
+    """What an engine that was saved knows: :class:`cnn_engine.engine.saved.SavedWeights`."""
+
+    specializations: Specializations
+
+    def has(self, node: Node, kernel: Kernel, way: Any, constants: Collection[np.ndarray]) -> bool:
+        """Whether what the kernel makes of these constants of the file is in it."""
+
+    def device(self, device: Any, node: Node, kernel: Kernel, way: Any) -> Any:
+        """Returns a device whose memory for packed weights is the file's, in the order of the kernel."""
 
 
 def _first_stage(

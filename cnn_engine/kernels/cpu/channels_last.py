@@ -18,7 +18,7 @@ from ...target import Requires
 from ...types import ITEM_BYTES
 from .. import pooling
 from ..convolution import nothing_to_read
-from ..kernel import Bound, Call, Kernel, upload
+from ..kernel import Bound, Call, Kernel, packed, upload
 
 #: Outputs from which Winograd's tiles of 4x4 are used, and of 2x2; filters that fill its lanes, and channels
 #: from which it is faster: of fewer, sums are so short that many are outside its bound.
@@ -122,10 +122,12 @@ def _not_bfloat16(node: Node, graph: Graph) -> str | None:
 
 def _pack_bfloat16(node: Node, graph: Graph, device: Any) -> Buffer:
     shape = shape_of(node, *graph.inputs_of(node)[:2])
-    packed = device.allocate(ITEM_BYTES["float32"] * _cpu.conv2d_nhwc_bfloat16_packed(shape))
-    weight = upload(graph.constants[node.inputs[1]], device)
-    _cpu.conv2d_nhwc_bfloat16_pack(weight.address, packed.address, shape)
-    return packed
+
+    def fill(address: int) -> None:
+        weight = upload(graph.constants[node.inputs[1]], device)
+        _cpu.conv2d_nhwc_bfloat16_pack(weight.address, address, shape)
+
+    return packed(device, ITEM_BYTES["float32"] * _cpu.conv2d_nhwc_bfloat16_packed(shape), fill)
 
 
 def _workspace_bfloat16(node: Node, graph: Graph, device: Any, threads: int) -> int:
@@ -147,10 +149,11 @@ def _pack(node: Node, graph: Graph, device: Any, how: Any = None) -> _Packed:
 
 
 def _packed(array: np.ndarray, shape: Any, how: Any, device: Any) -> Buffer:
-    packed = device.allocate(ITEM_BYTES["float32"] * _cpu.conv2d_nhwc_packed(shape, how))
-    weight = upload(array, device)
-    _cpu.conv2d_nhwc_pack(weight.address, packed.address, shape, how, 1)
-    return packed
+    def fill(address: int) -> None:
+        weight = upload(array, device)
+        _cpu.conv2d_nhwc_pack(weight.address, address, shape, how, 1)
+
+    return packed(device, ITEM_BYTES["float32"] * _cpu.conv2d_nhwc_packed(shape, how), fill)
 
 
 def _workspace(node: Node, graph: Graph, device: Any, threads: int, how: Any = None) -> int:
