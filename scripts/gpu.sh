@@ -50,7 +50,7 @@ run_tests() {  # those that look at times come behind all others, with the first
   if [ "$part" = 1 ]; then tests_of test-alone -m "gpu and alone"; fi
 }
 
-operators=(tests/*/test_{computed_operands,extremes_cuda,kernel_rows,conv2d,reduce,copy_nd,stored_functions,norm,unary,binary,elementwise,softmax}.py
+operators=(tests/*/test_{computed_inputs,extremes_cuda,kernel_rows,conv2d,reduce,copy_nd,stored_functions,norm,unary,binary,elementwise,softmax}.py
   tests/*/test_{linear,linear_layers,linear_rows,matmul,lrn,max_pool2d,average_pool2d,pool2d_nhwc,conv_transpose2d,pad2d,squeeze_excite}.py)
 
 watched() {  # TOOL OPTION...: one process of tests; its output is named by the tool and by what it runs
