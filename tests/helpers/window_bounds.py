@@ -27,6 +27,7 @@ INPUTS = (
     "normal", "relu", "pixels", "positive", "sparse", "dark", "dark corner", "half zero", "one pixel",
     "outlier", "huge", "infinity", "channel", "constant border",
 )  # fmt: skip
+SMOOTH_INPUTS = ("gradient", "waves", "photograph", "letterboxed")
 WEIGHTS = ("normal", "positive", "sparse", "outlier", "one tap", "channel")
 
 #: Kernels, strides and dilations of the usual layers, beside those that are drawn at random.
@@ -191,6 +192,84 @@ def weights(rng: np.random.Generator, kind: str, shape: tuple[int, int, int, int
     elif kind == "channel":
         w[:, rng.integers(shape[1])] *= 1e4
     return w.astype(np.float32)
+
+
+def waves(rng: np.random.Generator, shape: tuple[int, ...], reach: float = 1.0) -> np.ndarray:
+    """Returns float64 planes [..., H, W]: sums of a few cosines, the slower the larger, about 1 in size."""
+    *planes, h, w = shape
+    y, x = np.mgrid[:h, :w]
+    found = np.zeros(shape)
+    for speed in (0.5, 1, 2, 4):
+        along = rng.uniform(-1, 1, (2, *planes, 1, 1)) * speed * reach
+        phase = rng.uniform(0, 2 * np.pi, (*planes, 1, 1))
+        cosines = np.cos(2 * np.pi * (along[0] * y / h + along[1] * x / w) + phase)
+        found += rng.standard_normal((*planes, 1, 1)) * cosines / speed
+    return found
+
+
+def smooth_images(
+    rng: np.random.Generator, kind: str, shape: tuple[int, int, int, int]
+) -> np.ndarray:
+    """Returns float32 images [N, C, H, W] of one of :data:`SMOOTH_INPUTS`.
+
+    Neighbours are nearly equal, and so are channels: mixtures of three colours, which are nearly grey.
+    """
+    n, c, h, w = shape
+    y, x = np.mgrid[:h, :w]
+    if kind == "gradient":
+        slope = rng.uniform(-1, 1, (2, n, 1, 1, 1)) * np.ones((1, 1, 3, 1, 1))
+        colours = slope[0] * y / h + slope[1] * x / w + rng.uniform(-0.5, 0.5, (n, 3, 1, 1))
+    elif kind == "waves":
+        colours = waves(rng, (n, 1, h, w)) + 0.1 * waves(rng, (n, 3, h, w))
+    else:  # a disc before a background, with grain
+        centre = rng.uniform(0, 1, (2, n, 1, 1, 1)) * np.array([h, w]).reshape(2, 1, 1, 1, 1)
+        disc = np.hypot(y - centre[0], x - centre[1]) < rng.uniform(0.2, 0.5) * max(h, w)
+        colours = waves(rng, (n, 1, h, w)) + 0.2 * waves(rng, (n, 3, h, w))
+        colours += rng.uniform(-1.5, 1.5, (n, 3, 1, 1)) * disc
+        colours += rng.choice([0.02, 0.1]) * rng.standard_normal((n, 3, h, w))
+    pixels = np.clip(np.round(127.5 + 70 * colours), 0, 255)
+    if kind == "letterboxed":
+        pixels[:, :, : h // 4] = pixels[:, :, h - h // 4 :] = 0
+    colours = pixels / 255 - rng.choice([0.0, 0.5, 0.45])
+    if c <= 3:
+        return colours[:, :c].astype(np.float32)
+    mixed = np.einsum("kc,nchw->nkhw", rng.standard_normal((c, 3)), colours)
+    return np.maximum(mixed + rng.uniform(-0.5, 0.5, (c, 1, 1)), 0).astype(np.float32)
+
+
+def smooth_weights(rng: np.random.Generator, shape: tuple[int, int, int, int]) -> np.ndarray:
+    """Returns float32 weights [K, C, R, S] of slow waves, as first layers learn them: channels alike."""
+    k, c, r, s = shape
+    each = 1 + rng.choice([0.0, 0.3]) * rng.standard_normal((k, c, 1, 1))
+    w = waves(rng, (k, 1, r, s), rng.choice([0.3, 0.7, 1.0])) * each
+    return (w / math.sqrt(c * r * s)).astype(np.float32)
+
+
+def smooth_case(
+    seed: int,
+    kernel: tuple[int, int],
+    stride: tuple[int, int] = (1, 1),
+    channels: tuple[int, int] = (3, 3),
+    photographs: np.ndarray | None = None,
+) -> Case:
+    """Returns a convolution of smooth or photograph-like images by smooth filters.
+
+    Args:
+        channels: the fewest and the most of them.
+        photographs: uint8 [N, 3, H, W], of which some are taken in the place of generated ones.
+    """
+    rng = np.random.default_rng(seed)
+    kind = "a photograph"
+    if photographs is None:
+        kind = SMOOTH_INPUTS[seed % len(SMOOTH_INPUTS)]
+        c = int(rng.integers(channels[0], channels[1] + 1))
+        x = smooth_images(rng, kind, (4, c, *(int(side) for side in rng.integers(24, 41, 2))))
+    else:
+        x = photographs[rng.permutation(len(photographs))[:16]] / 255 - rng.choice([0.0, 0.45, 0.5])
+    weight = smooth_weights(rng, (16, x.shape[1], *kernel))
+    padding = (kernel[0] // 2, kernel[1] // 2) * 2
+    name = f"smooth seed {seed}, {kind}, x {x.shape}, weight {weight.shape}, stride {stride}"
+    return Case(name, x.astype(np.float32), weight, np.zeros(16, np.float32), stride, padding)
 
 
 def random_case(

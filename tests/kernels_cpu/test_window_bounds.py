@@ -141,27 +141,75 @@ def test_engine(name):
         window_bounds.check(case, conv)
 
 
+def pooled(x, weight, bias, *, padding, **_):
+    """A network of one convolution and a pool."""
+    top, left, bottom, right = padding
+    x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
+    layers = (Conv2d("conv", len(weight), weight.shape[2:]), MaxPool2d("pool", 2))
+    network = Network("pooled", x.shape[1:], layers)
+    return run_fused(build(network, {"conv.weight": weight, "conv.bias": bias}), x)
+
+
+def check_pooled(case):
+    """A pooled output is within the largest bound of its four windows."""
+
+    def pool(values):
+        values = values[:, :, : values.shape[2] // 2 * 2, : values.shape[3] // 2 * 2]
+        n, k, h, w = values.shape
+        return values.reshape(n, k, h // 2, 2, w // 2, 2).max((3, 5))
+
+    found = pooled(case.x, case.weight, case.bias, padding=case.padding)
+    wanted = pool(case.wanted)
+    error = np.abs(found.reshape(wanted.shape) - wanted)
+    assert (error <= pool(case.bound())).all(), case.name
+
+
 @pytest.mark.parametrize("channels", [3, 16])
 def test_fused_pooled(instruction_set, channels):
     """Of a pooled output, by the largest bound of the four: many windows are computed directly."""
     fixed = {"kernel": (5, 5), "stride": (1, 1), "dilation": (1, 1), "groups": 1}
     for case in window_bounds.cases(CASES, channels=(channels, channels), largest=40, **fixed):
-        height, width = (size // 2 * 2 for size in case.wanted.shape[2:])
-        if not np.isfinite(case.x).all() or min(height, width) < 2:
-            continue
-        top, left, bottom, right = case.padding
-        x = np.pad(case.x, ((0, 0), (0, 0), (top, bottom), (left, right)))
-        layers = (Conv2d("conv", len(case.weight), 5), MaxPool2d("pool", 2))
-        network = Network("pooled", x.shape[1:], layers)
-        found = run_fused(build(network, {"conv.weight": case.weight, "conv.bias": case.bias}), x)
+        if np.isfinite(case.x).all() and min(case.wanted.shape[2:]) > 1:
+            check_pooled(case)
 
-        def pooled(values, height=height, width=width):
-            values = values[:, :, :height, :width]
-            return values.reshape(*values.shape[:2], height // 2, 2, width // 2, 2).max((3, 5))
 
-        wanted = pooled(case.wanted)
-        error = np.abs(found.reshape(wanted.shape) - wanted)
-        assert (error <= pooled(case.bound())).all(), case.name
+#: A method, kernel, stride and channels.
+SMOOTH = {
+    "winograd2": (nhwc("winograd2"), (3, 3), (1, 1), (3, 32)),
+    "winograd4": (nhwc("winograd4"), (3, 3), (1, 1), (3, 32)),
+    "stem": (nhwc("stem"), (7, 7), (2, 2), (3, 3)),
+    "fused 3x3": (fused, (3, 3), (1, 1), (3, 3)),
+    "fused 5x5": (fused, (5, 5), (1, 1), (3, 3)),
+    "fused features": (fused, (5, 5), (1, 1), (8, 32)),
+    "pooled 3x3": (None, (3, 3), (1, 1), (3, 3)),
+    "pooled 5x5": (None, (5, 5), (1, 1), (3, 3)),
+    "pooled features": (None, (5, 5), (1, 1), (8, 32)),
+}
+
+
+def check_smooth(name, photographs=None):
+    conv, kernel, stride, channels = SMOOTH[name]
+    for seed in range(max(8, CASES // 5)):
+        case = window_bounds.smooth_case(seed, kernel, stride, channels, photographs)
+        if conv is None:
+            check_pooled(case)
+        else:
+            window_bounds.check(case, conv)
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_smooth_images(instruction_set, name):
+    """Products of one sign add up to partial sums, and roundings, that are larger than random ones."""
+    check_smooth(name)
+
+
+@pytest.mark.parametrize("name", [name for name in SMOOTH if "features" not in name])
+def test_photographs(instruction_set, test_data, name):
+    records = np.fromfile(test_data("cifar-10-batches-bin/data_batch_1.bin"), np.uint8)
+    images = records.reshape(-1, 3073)[:400, 1:].reshape(-1, 3, 32, 32)
+    letterboxed = images[:100].copy()
+    letterboxed[:, :, :6] = letterboxed[:, :, 26:] = 0
+    check_smooth(name, np.concatenate([images, letterboxed]))
 
 
 @pytest.mark.parametrize("kernel", [3, 5])

@@ -51,22 +51,27 @@ double winograd_cost(const Operation& op, const Tile& tile, const FusedKernels& 
 // [output][input] of a side of a tile, with signs at random: the sum over frequencies of the
 // squares of A^T's and B^T's factors and of the weights, each filter's as parts of its taps'
 // square, the largest of all. `tap` and `other` are the steps of the taps of that side and of the
-// other.
+// other. Where an image's channels and neighbours are alike, products add up as the weights do:
+// `alike` times the squares of partial sums, over channels and, in `one_sum`, the other side's
+// taps.
 void error_gains(const LayerDescription& layer, int channels, int m, int r, int tap, int other,
-                 double (&gains)[4][8]) {
+                 double alike, bool one_sum, double (&gains)[4][8]) {
   const int finite = m + r - 2;
   const double (&points)[7] = points_of(finite);
-  double g[8][5], weights[8] = {}, least = 1e300;
+  double g[8][5], weights[8] = {}, alike_weights[8] = {}, least = 1e300;
   kernel_transform(m, r, g);
   const float* w = layer.weight;
   for (int k = 0; k < layer.out_channels; ++k) {
-    double sums[8] = {}, square = 0, size = 0;
+    double sums[8] = {}, square = 0, size = 0, partial[5][8] = {}, partial_squares[8] = {};
     for (int i = 0; i < channels; ++i, w += r * r) {
       for (int j = 0; j < r; ++j) {
         for (int f = 0; f <= finite; ++f) {
           double sum = 0;
           for (int t = 0; t < r; ++t) sum += g[f][t] * w[j * other + t * tap];
           sums[f] += sum * sum;
+          double& part = partial[one_sum ? 0 : j][f];
+          part += sum;
+          partial_squares[f] += part * part;
         }
         for (int t = 0; t < r; ++t) {
           const double value = w[j * other + t * tap];
@@ -77,9 +82,14 @@ void error_gains(const LayerDescription& layer, int channels, int m, int r, int 
     }
     if (size == 0) continue;
     least = std::min(least, size * size / square);
-    for (int f = 0; f <= finite; ++f) weights[f] = std::max(weights[f], sums[f] / (size * size));
+    for (int f = 0; f <= finite; ++f) {
+      weights[f] = std::max(weights[f], sums[f] / (size * size));
+      alike_weights[f] = std::max(alike_weights[f], partial_squares[f] / (size * size));
+    }
   }
-  for (double& weight : weights) weight *= least;
+  for (int f = 0; f <= finite; ++f) {
+    weights[f] = least * std::max(weights[f], alike * alike_weights[f]);
+  }
   for (int f = 0; f <= finite; ++f) {
     double row[8] = {1};  // of B^T: the product of x - p over the other points p
     int degree = 0;
@@ -108,6 +118,9 @@ double rounding(int sums, bool outside) {
   return 1 + 0.1 * sums + (outside ? 0.016 : 0.004) * sums * sums;
 }
 
+// The same by the squares of partial sums, of photographs and smooth filters: measured.
+constexpr double kAlike = 0.1;
+
 TileBound bound_of(const Operation& op, const Tile& tile, bool first, bool bfloat16) {
   const LayerDescription& layer = *op.layer;
   const int r = layer.kernel_h, step = op.pool ? 2 : 1;
@@ -120,9 +133,10 @@ TileBound bound_of(const Operation& op, const Tile& tile, bool first, bool bfloa
   if (along_rows(tile)) {
     for (int i = 0; i < tile.h; ++i) std::fill_n(rows[i] + i, r, 1.0 / r);
   } else {
-    error_gains(layer, op.c, tile.h, r, r, 1, rows);
+    error_gains(layer, op.c, tile.h, r, r, 1, 0.0, false, rows);
   }
-  error_gains(layer, op.c, tile.w, r, 1, r, columns);
+  const double alike = op.c < kBoundChannels ? kAlike / rounding(sums, false) : 0.0;
+  error_gains(layer, op.c, tile.w, r, 1, r, alike, along_rows(tile), columns);
   const auto complete = [&](double (&gains)[4][8], int outputs, double& most) {
     for (int i = 0; i < outputs; ++i) {
       double sum = 0;
@@ -144,7 +158,8 @@ TileBound bound_of(const Operation& op, const Tile& tile, bool first, bool bfloa
   // Images are even beside what a ReLU leaves.
   bound.window = window_bound(
       layer.weight, layer.out_channels, op.c, r, r,
-      {kappa, largest[0] * largest[1], first ? 0.6 : 0.15, kDeviations, /*squares=*/true, step});
+      {kappa, largest[0] * largest[1], first ? 0.6 : 0.15, kDeviations, /*squares=*/true, step,
+       /*grey=*/op.c < kBoundChannels});
   for (int i = 0; i < tile.h / step; ++i) {
     for (int j = 0; j < 8; ++j) bound.rows[i][j] = static_cast<float>(rows[i][j]);
   }

@@ -49,6 +49,7 @@ struct TileError {
   double deviations = kBoundDeviations;
   bool squares = false;  // of both errors, squares are added up
   int step = 1;          // 2: before a 2x2 pool, see window_bound()
+  bool grey = false;     // channels are alike, so that deviations of a place's weights add up
 };
 
 // Of weights [filters, channels, r, s]. The error of a pooled output is within the largest bound of
@@ -109,8 +110,17 @@ CNN_ENGINE_INLINE WindowBound window_bound(const float* weight, int filters, int
     const double size = std::sqrt(square / channels), own = sum / count / size;
     regular = size >= kLeastWeight && size < 1e25;  // false for NaN
     const double places = double(channels) * height * width;
-    const double variance = (share_square / (size * size) - 2 * own * product / size) / places +
-                            own * own * shares / (height * width);
+    double variance = (share_square / (size * size) - 2 * own * product / size) / places +
+                      own * own * shares / (height * width);
+    if (error.grey) {
+      double grey = 0;
+      for (int place = 0; place < height * width; ++place) {
+        const double share = row_share[place / width] * column_share[place % width];
+        const double more = sums[place] / size - own * channels * share;
+        grey += more * more / places;
+      }
+      if (grey > variance) variance = grey;
+    }
     const auto lower = [](double& least, double value) {
       if (value < least) least = value;
     };
