@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import InputError
 from .operator import Operator, Value, check_types, float64, need
+from .quantized import DynamicQuantizeLinear
 from .unary import Sigmoid, Tanh, Unary
 
 
@@ -198,3 +199,15 @@ class Lstm(Recurrent):
         c = f * c + i * self.apply(direction, 1, g)
         o = self.apply(direction, 0, o + p[1] * c)
         return o * self.functions[direction][2].reference(c), c
+
+
+@dataclass(frozen=True)
+class DynamicLstm(Lstm):
+    """An LSTM whose states are rounded to 8 bits, by the range of a step's, before they are multiplied."""
+
+    kind: ClassVar[str] = "dynamic_lstm"
+
+    def step(self, x, weight, direction, bias, peepholes, h, c):
+        q, scale, zero = DynamicQuantizeLinear().reference(h)
+        held = (q.astype(np.float64) - zero) * scale
+        return super().step(x, weight, direction, bias, peepholes, held, c)

@@ -96,6 +96,27 @@ def test_convolutions_and_products(rng, kinds):
         assert np.array_equal(*both("ConvInteger", [x, w, zero, w_zero], "", group=2))
 
 
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_an_lstm_that_is_quantized_as_it_runs(rng, direction):
+    d, steps, inputs, hidden = 1 + (direction != "forward"), 3, 5, 4
+    w, r = (
+        integers(rng, "int8", d, inputs, 4 * hidden),
+        integers(rng, "int8", d, hidden, 4 * hidden),
+    )
+    x, b = rng.normal(size=(steps, 1, inputs)).astype(F32), rng.normal(0, 0.1, (d, 8 * hidden))
+    scale, zero = (
+        rng.uniform(0.002, 0.006, (d, 4 * hidden)).astype(F32),
+        np.zeros((d, 4 * hidden), np.int8),
+    )
+    arrays = [x, w, r, b.astype(F32), None, None, None, None, scale, zero, scale, zero]
+    known = (1, 2, 3, 8, 9, 10, 11)
+    found, other = both(
+        "DynamicQuantizeLSTM", arrays, known=known, hidden_size=hidden, direction=direction
+    )
+    assert found.shape == other.shape
+    np.testing.assert_allclose(found, other, atol=2e-3)
+
+
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16"])
 def test_quantizing_along_an_axis(rng, axis, dtype):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from ....errors import InputError
 from ....operators import unary
 from ....operators.binary import Add
 from ....operators.linear import Linear
-from ....operators.recurrent import Gru, Lstm, Recurrent, Rnn
+from ....operators.quantized import DequantizeLinear, DynamicQuantizeLinear
+from ....operators.recurrent import DynamicLstm, Gru, Lstm, Recurrent, Rnn
 from ....operators.shaping import Concat, Reshape, Slice, Transpose
 from ..refusal import Refusal
 from . import converts
@@ -22,6 +25,7 @@ _FUNCTIONS = {
 }  # fmt: skip
 _DEFAULTS: dict[type[Recurrent], tuple[str, ...]] = {
     Rnn: ("Tanh",), Gru: ("Sigmoid", "Tanh"), Lstm: ("Sigmoid", "Tanh", "Tanh"),
+    DynamicLstm: ("Sigmoid", "Tanh", "Tanh"),
 }  # fmt: skip
 
 
@@ -77,7 +81,11 @@ def _input_bias(
 
 @converts("RNN", "GRU", "LSTM")
 def recurrent(call) -> None:
-    record = {"RNN": Rnn, "GRU": Gru, "LSTM": Lstm}[call.operator]
+    convert(call, {"RNN": Rnn, "GRU": Gru, "LSTM": Lstm}[call.operator])
+
+
+def convert(call, record: type[Recurrent]) -> None:
+    """Converts a layer whose inputs are those of ONNX's operators."""
     direction = call.text("direction", "forward")
     if direction not in ("forward", "reverse", "bidirectional"):
         raise InputError(
@@ -85,9 +93,9 @@ def recurrent(call) -> None:
         )
     directions = 2 if direction == "bidirectional" else 1
     options = {}
-    if call.operator == "GRU":
+    if record is Gru:
         options["reset_after"] = bool(call.number("linear_before_reset", 0))
-    if call.operator == "LSTM":
+    if issubclass(record, Lstm):
         options["coupled"] = bool(call.number("input_forget", 0))
     clip = call.number("clip", float("inf"))
     if not clip > 0:
@@ -120,7 +128,7 @@ def recurrent(call) -> None:
     given = [call.inputs[index] if call.has(index) else None for index in range(4, 8)]
     lengths, state, cell, peepholes = given
     inputs = [gates, call.input(2), late, lengths, time_first(state, (1, 0, 2))]
-    if call.operator == "LSTM":
+    if issubclass(record, Lstm):
         inputs += [time_first(cell, (1, 0, 2)), peepholes]
     if not batch_first:
         call.finish(op, inputs, 1 + record.states)
@@ -131,3 +139,30 @@ def recurrent(call) -> None:
         if call.wants(index):
             perm = (2, 0, 1, 3) if index == 0 else (1, 0, 2)
             call.emit(Transpose(perm), [name], [call.output(index)])
+
+
+@converts("DynamicQuantizeLSTM", domain="com.microsoft")
+def dynamic_quantize_lstm(call) -> None:
+    """An LSTM with weights of 8 bits, [D, inputs, gates]; what they multiply is rounded as it runs.
+
+    Inputs: those of ONNX's LSTM, then scale and zero point of both weights, for each direction or each gate.
+    """
+    names = []
+    for place, first in ((1, 8), (2, 10)):
+        weight = call.constant(place, "the weights").astype(np.float64)
+        scale, zero = (call.constant(first + i, "scale and zero point") for i in range(2))
+        if weight.ndim != 3 or scale.shape[:1] != weight.shape[:1] or zero.shape != scale.shape:
+            raise InputError(
+                f"expected weights [D, inputs, gates] with a scale for each D, found {list(weight.shape)} "
+                f"and {list(scale.shape)}"
+            )
+        if not ((scale > 0) & (scale < np.inf)).all():
+            raise InputError("scale: expected positive finite numbers, found others")
+        scale, zero = (a.reshape(len(a), 1, -1).astype(np.float64) for a in (scale, zero))
+        real = ((weight - zero) * scale).transpose(0, 2, 1)
+        names.append(call.set_constant(np.ascontiguousarray(real, np.float32)))
+    rounded = [call.temporary() for _ in range(3)]
+    call.emit(DynamicQuantizeLinear(), [call.input(0)], rounded)
+    x = call.emit(DequantizeLinear(), rounded)
+    call.inputs[:] = [x, *names, *call.inputs[3:8]]
+    convert(call, DynamicLstm)
