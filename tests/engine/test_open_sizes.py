@@ -262,14 +262,17 @@ def test_one_fused_network_is_for_every_batch():
 
 def test_weights_of_few_positions_are_not_those_of_many():
     """Winograd's weights are packed with fewer numbers where an image has few tiles."""
-    nodes = [node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])]
-    proto = model(
-        nodes, [tensor("x", [1, 96, "H", "W"])], [tensor("y", None)], {"w": weight(96, 96, 3, 3)}, opset=17
-    )  # fmt: skip
-    for order in ((7, 23, 46), (46, 23, 7)):
-        with Engine(proto, device="cpu", threads=1) as engine:
-            for size in order:
-                x = rng.normal(size=(1, 96, size, size)).astype(np.float32)
-                with Engine(proto, device="cpu", threads=1, input_shape={"x": x.shape}) as fixed:
-                    wanted = fixed.run({"x": x})["y"]
-                np.testing.assert_array_equal(engine.run({"x": x})["y"], wanted)
+    nodes = [
+        node("Conv", ["x", "first"], ["a"], strides=[32, 32]),
+        node("Conv", ["a", "w"], ["b"], pads=[1, 1, 1, 1]),
+        node("Relu", ["b"], ["c"]),
+        node("Add", ["b", "c"], ["y"]),  # no chain of layers, which one kernel would run
+    ]
+    constants = {"first": weight(96, 1, 1, 1), "w": weight(24, 96, 3, 3)}
+    proto = model(nodes, [tensor("x", [1, 1, "H", "W"])], [tensor("y", None)], constants, opset=17)
+    with Engine(proto, device="cpu", threads=1) as engine:  # packed for 7 x 7 at first
+        for size in (736, 224, 1472, 400):
+            x = rng.normal(size=(1, 1, size, size)).astype(np.float32)
+            with Engine(proto, device="cpu", threads=1, input_shape={"x": x.shape}) as fixed:
+                wanted = fixed.run({"x": x})["y"]
+            np.testing.assert_array_equal(engine.run({"x": x})["y"], wanted)
