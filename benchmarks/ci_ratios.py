@@ -11,6 +11,7 @@ Ends with 1 where a limit is not met.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import math
 import os
@@ -144,6 +145,7 @@ def ratios() -> list[Ratio]:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     failed = 0
     for ratio in ratios():
         best, second_cpu = 0.0, 0.0

@@ -6,6 +6,7 @@ was found are JSON. One network is in memory at a time, and one that ends its pr
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -283,8 +284,11 @@ def _measure(engine: Engine, images: np.ndarray, wanted: np.ndarray) -> dict[str
 
 def main() -> int:
     """Runs one stage; prints what it found."""
-    stage, text = sys.argv[1:]
-    task = json.loads(text)
+    parser = argparse.ArgumentParser(description="One stage of python -m benchmarks.models.")
+    parser.add_argument("stage", help="what is done")
+    parser.add_argument("task", type=json.loads, help="with what, as JSON")
+    options = parser.parse_args()
+    stage, task = options.stage, options.task
     if "files" in task:
         task["files"] = {int(batch): path for batch, path in task["files"].items()}
     print(json.dumps({"make": make, "run": run}[stage](task)))

@@ -50,7 +50,12 @@ def _resident_bytes(key: str) -> int:
 
 def main() -> int:
     """Measures; prints what was found."""
-    print(json.dumps(resident(json.loads(sys.argv[2]))))
+    import argparse  # when nothing is measured
+
+    parser = argparse.ArgumentParser(description="One measurement of python -m benchmarks.models.")
+    parser.add_argument("stage", help="its name")
+    parser.add_argument("task", type=json.loads, help="what is measured, as JSON")
+    print(json.dumps(resident(parser.parse_args().task)))
     return 0
 
 

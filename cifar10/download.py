@@ -176,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0 done, 2 error, 130 interrupted."""
     return command(
         arguments,
-        prog=f"python -m {__package__}.download",
+        prog="cnn-engine download cifar10",
         name="CIFAR-10",
         url=URL,
         url_help="the archive",

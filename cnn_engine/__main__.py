@@ -20,6 +20,8 @@ COMMANDS = {
     "export": "write a PyTorch model as an ONNX file, checked against PyTorch's own numbers",
     "quantize": "make an ONNX file of 8-bit integers, and say what each layer loses",
     "classify": "say what photos show, with a network of yours",
+    "download": "fetch a data set into the user's cache",
+    "completion": "print what completes commands and options in your shell",
     "doctor": "say what was built, what this machine has, and what is missing",
 }
 
@@ -33,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         return cli.run(_help, arguments)
     if arguments[0] in ("--version", "--list"):
-        return cli.run(lambda words: cli.ArgumentParser().parse_args(words), arguments)
+        return cli.run(_version_or_list, arguments)
     if arguments[0] not in (*COMMANDS, *FORMER):
         cli.print_error(
             f"expected a command ({', '.join(COMMANDS)}), found {arguments[0]!r}"
@@ -42,6 +44,13 @@ def main(arguments: list[str] | None = None) -> int:
         return cli.INPUT_AT_FAULT
     command = importlib.import_module(f".{arguments[0]}", __package__)
     return command.main(arguments[1:])
+
+
+def _version_or_list(arguments: list[str] | None) -> int:
+    parser = cli.ArgumentParser(prog="cnn-engine")
+    cli.add_list(parser)
+    parser.parse_args(arguments)
+    return cli.DONE
 
 
 def _help(arguments: list[str] | None) -> int:

@@ -30,12 +30,6 @@ class ArgumentParser(argparse.ArgumentParser):
     def __init__(self, **options: object) -> None:
         super().__init__(allow_abbrev=False, **options)
         self.add_argument("--version", action=_Version, nargs=0, help="print it and exit")
-        self.add_argument(
-            "--list",
-            action=_List,
-            nargs=0,
-            help="print the networks, variants and devices, and exit",
-        )
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         known = [word for action in self._actions for word in action.option_strings]
@@ -227,9 +221,30 @@ def model_inputs(options: argparse.Namespace) -> dict[str, Any]:
     return given
 
 
+def add_list(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--list``, to commands that take names of networks, variants or devices."""
+    parser.add_argument(
+        "--list", action=_List, nargs=0,
+        help="print the networks, variants and devices that can be named, and exit",
+    )  # fmt: skip
+
+
+def weights_of(options: argparse.Namespace, found: workload.Workload) -> str:
+    """Returns ``--weights``: random ones, said on standard error, for a network that comes without any."""
+    from .graph.network import Network
+
+    missing = isinstance(found.network, Network) and found.default_weights is None
+    if options.weights != "default" or not missing:
+        return options.weights
+    words = f"{found.name} comes without any, and runs on random ones (--weights FILE reads yours)"
+    print_error(f"weights: {words}", "note")
+    return "random"
+
+
 def add_network(parser: argparse.ArgumentParser) -> None:
     """Adds ``--network``, and in its place ``--model``; see :func:`workload_of`."""
     known = ", ".join(workload.names())
+    add_list(parser)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--network", help=f"default: cifar10; or of {known}")
     which.add_argument(

@@ -1,8 +1,10 @@
-"""Shared parts of the download commands: options, a progress bar, exit codes."""
+"""``cnn-engine download NAME``: a data set into the user's cache; and what such commands share."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,7 +19,41 @@ from rich.progress import (
 )
 
 from . import cli
+from .errors import did_you_mean
 from .io.fetch import Report, Say
+
+#: Data set -> the module that fetches it.
+DATA_SETS = {
+    "cifar10": "cnn_engine.workloads.cifar10.download",
+    "fashion_mnist": "cnn_engine.workloads.fashion_mnist.download",
+}
+
+#: What the data sets are called elsewhere: by the network that reads them, or with a hyphen.
+OTHER_NAMES = {"ece408": "fashion_mnist", "fashion-mnist": "fashion_mnist", "cifar-10": "cifar10"}
+
+
+def parser() -> cli.ArgumentParser:
+    """Returns the command's parser; what follows the name is the data set's own."""
+    p = cli.ArgumentParser(
+        prog="cnn-engine download",
+        description="Fetches a data set into the user's cache, where --data auto looks for it.",
+        epilog="cnn-engine download NAME --help lists a data set's options",
+    )
+    p.add_argument("name", metavar="NAME", help=f"one of {', '.join(DATA_SETS)}")
+    return p
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command with ``arguments`` (None: the process's); returns its exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words or words[0].startswith("-"):
+        return cli.run(lambda words: parser().parse_args(words) and cli.DONE, words)
+    name = OTHER_NAMES.get(words[0], words[0])
+    if name not in DATA_SETS:
+        hint = did_you_mean(name, DATA_SETS)
+        cli.print_error(f"NAME: expected one of {', '.join(DATA_SETS)}, found {name!r}{hint}")
+        return cli.INPUT_AT_FAULT
+    return importlib.import_module(DATA_SETS[name]).main(words[1:])
 
 
 def command(
@@ -92,3 +128,7 @@ def _with_progress(
             lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
             lambda done, total: progress.update(task, completed=done, total=total),
         )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -125,10 +125,16 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--top",
-        type=cli.number(0, 10**6),
+        type=count(1, 10**6),
         metavar="N",
-        help="layers, or groups of them, that the report shows, the longest first (default: all); with "
-        f"--profile, percent of the time above the line in its tables (default: {profile.TOP:g})",
+        help="layers, or groups of them, that the report shows, the longest first (default: all)",
+    )
+    p.add_argument(
+        "--profile-percent",
+        type=cli.number(0, 100),
+        metavar="P",
+        help="percent of the time that the tables of --profile have above their line (default: "
+        f"{profile.TOP:g})",
     )
     p.add_argument(
         "--group-by",
@@ -171,7 +177,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     percentiles = _percentiles(options.percentiles)
-    top = _top(options.top, options.profile)
+    if options.profile_percent is not None and not options.profile:
+        raise expected("--profile-percent", "the option --profile beside it", "none")
     outputs = {name: getattr(options, name) for name in ("json", "csv", "trace", "html")}
     _check_outputs(outputs, options)
 
@@ -182,7 +189,7 @@ def _main(arguments: list[str] | None) -> int:
 
     engine = Engine(
         found,
-        weights=options.weights,
+        weights=cli.weights_of(options, found),
         device=options.device,
         variant=options.variant,
         reduction=options.reduction,
@@ -215,7 +222,9 @@ def _main(arguments: list[str] | None) -> int:
     )
     if options.profile:
         rows = probabilities[: len(dataset)]
-        _profile(engine, dataset.images, rows, result, options.top or profile.TOP, progress)
+        _profile(
+            engine, dataset.images, rows, result, options.profile_percent or profile.TOP, progress
+        )
     start = perf_counter()
     engine.close()
     result.phases.free_memory_s = perf_counter() - start
@@ -225,7 +234,7 @@ def _main(arguments: list[str] | None) -> int:
     if result.images_done:
         _save(probabilities, result, options)
     if not options.quiet and "-" not in outputs.values():
-        cli.show(report.text.render(result, options.group_by, top))
+        cli.show(report.text.render(result, options.group_by, options.top))
         if result.profile is not None:
             cli.show(f"\n{profile_report.render(result.profile)}")
     report.write(result, **outputs)
@@ -283,19 +292,6 @@ def _profile(
     result.interrupted = found.interrupted
     result.timeline += profile.timeline_events(found, result.timeline)
     result.timeline_total += found.events_total
-
-
-def _top(number: float | None, profiles: bool) -> int | None:
-    """Returns how many layers the report shows; None for all, as where --top is of the profile."""
-    if number is None:
-        return None
-    if profiles:
-        if number > 100:
-            raise expected("--top", "at most 100 percent of the time with --profile", f"{number:g}")
-        return None
-    if number != int(number):
-        raise expected("--top", "a whole number of layers, or --profile beside it", f"{number:g}")
-    return int(number)
 
 
 def _percentiles(text: str) -> tuple[float, ...]:

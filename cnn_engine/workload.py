@@ -210,10 +210,14 @@ BUILT_IN: Mapping[str, str] = {
     "ece408": "cnn_engine.workloads.fashion_mnist:WORKLOAD",
 }
 
-#: What built-in workloads are called elsewhere, for the hint of an error.
-OTHER_NAMES: Mapping[str, str] = {
-    "fashion_mnist": "ece408", "fashion-mnist": "ece408", "mnist": "ece408", "cifar": "cifar10",
+#: Second names of built-in workloads, which can be asked for too.
+ALIASES: Mapping[str, str] = {
+    "fashion_mnist": "ece408", "fashion-mnist": "ece408", "fashionmnist": "ece408",
+    "cifar-10": "cifar10", "cifar_10": "cifar10",
 }  # fmt: skip
+
+#: What they are called elsewhere, for the hint of an error.
+OTHER_NAMES: Mapping[str, str] = {**ALIASES, "mnist": "ece408", "cifar": "cifar10"}
 
 _registered: dict[str, Workload] = {}
 
@@ -243,7 +247,7 @@ def names() -> list[str]:
 
 
 def get(name: str) -> Workload:
-    """Returns the workload called ``name``.
+    """Returns the workload called ``name``, or of which that is a second name (:data:`ALIASES`).
 
     Raises:
         InputError: there is none of that name.
@@ -255,4 +259,6 @@ def get(name: str) -> Workload:
         return getattr(importlib.import_module(module), attribute)
     if name in (entry_points := _entry_points()):
         return entry_points[name].load()
+    if name.lower() in ALIASES:
+        return get(ALIASES[name.lower()])
     raise not_one_of("network", names(), name, OTHER_NAMES)

@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0 done, 2 error, 130 interrupted."""
     return command(
         arguments,
-        prog=f"python -m {__package__}.download",
+        prog="cnn-engine download fashion_mnist",
         name="Fashion-MNIST",
         url=URL,
         url_help="the folder of the files",

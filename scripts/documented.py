@@ -10,6 +10,7 @@ but the module and the options that they name must be there.
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import subprocess
@@ -69,7 +70,11 @@ def missing(module: str, options: list[str], helps: dict[str, str]) -> str | Non
 
 
 def main(arguments: list[str]) -> int:
-    wanted = arguments[0] if arguments else ""
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
+    parser.add_argument(
+        "needs", nargs="?", default="", choices=("", *NEEDS), help="blocks that need this"
+    )
+    wanted = parser.parse_args(arguments).needs
     failed = run = 0
     for path in documents():
         for command, need in commands(path.read_text("utf-8")):

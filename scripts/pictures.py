@@ -6,6 +6,7 @@ machine, the median and the settings are in the picture.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ RUN = "--device cpu --threads 1 --variant blocked --batch 64 --images 1024 --ite
 
 def main() -> int:
     """Runs the command whose picture the first page shows; returns its exit code."""
+    argparse.ArgumentParser(description=main.__doc__).parse_args()
     from cnn_engine import run
 
     return run.main([*RUN.split(), str(ROOT / "docs" / "assets" / "layers.png")])

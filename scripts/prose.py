@@ -6,6 +6,7 @@ Sentences are short, terms are the field's, and pages that say what is have no h
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from collections.abc import Iterator
@@ -128,6 +129,7 @@ def of_help() -> Iterator[Text]:
 
 def main() -> int:
     """Prints a row for each page and command; returns 1 where one breaks a rule."""
+    argparse.ArgumentParser(description=main.__doc__).parse_args()
     texts = [of_markdown(str(path.relative_to(ROOT)), path.read_text("utf-8")) for path in pages()]
     faults = 0
     print(f"{'page':<42} {'lines':>6} {'words':>6} {'mean':>6} {'longest':>7}")

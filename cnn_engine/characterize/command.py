@@ -359,8 +359,9 @@ def _subjects(
     if ours:
         found = cli.workload_of(options)
         dataset = _load_data(found, options, batches)
+        weights = cli.weights_of(options, found)
         about |= {
-            "weights": options.weights,
+            "weights": weights,
             "dataset": {
                 "name": dataset.name, "source": dataset.source, "images": len(dataset),
                 "labels": dataset.labels is not None,
@@ -371,7 +372,7 @@ def _subjects(
             subjects.append(
                 EngineSubject(
                     found, dataset, variant=variant, reduction=options.reduction,
-                    dtype=options.dtype, weights=options.weights, device=device.name,
+                    dtype=options.dtype, weights=weights, device=device.name,
                     threads=options.threads, kernels=options.kernel, tune=options.tune,
                 )
             )  # fmt: skip

@@ -49,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 done; 1 a rank died, hangs or failed in a way of its own; 2 the input is at "
         "fault; 130 interrupted. Under mpirun the launcher may have its own code, never 0",
     )
+    cli.add_list(p)
     count = cli.whole_number
     add = p.add_argument
     designs = "; ".join(f"{name}: {what}" for name, what in DESIGNS.items())

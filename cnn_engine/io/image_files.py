@@ -259,7 +259,9 @@ def _find_in_folder(path: str, outputs: int, classes: Classes | None) -> ImageFi
     if not any(found):
         return ImageFiles(path, inside_of(path), classes=classes and classes.names)
     numbers, note = _number(path, names, outputs, classes)
-    labels = np.repeat(np.array(numbers, np.int64), [len(files) for files in found])
+    labels = None
+    if numbers is not None:
+        labels = np.repeat(np.array(numbers, np.int64), [len(files) for files in found])
     shown = names if len(names) == outputs else None
     files = [file for part in found for file in part]
     return ImageFiles(path, files, labels, classes.names if classes else shown, note)
@@ -267,8 +269,8 @@ def _find_in_folder(path: str, outputs: int, classes: Classes | None) -> ImageFi
 
 def _number(
     path: str, names: list[str], outputs: int, classes: Classes | None
-) -> tuple[list[int], str | None]:
-    """Returns the output that each folder is of, and what the user should know of it."""
+) -> tuple[list[int] | None, str | None]:
+    """Returns the output that each folder is of, None where nobody knows, and what to say of it."""
     if classes is not None and any(name in classes.keys for name in names):
         unknown = [name for name in names if name not in classes.keys]
         if unknown:
@@ -276,13 +278,12 @@ def _number(
         return [classes.keys[name] for name in names], None
     if len(names) > outputs:
         raise expected(path, f"at most {outputs} folders, one for each output", len(names))
-    note = None
     if len(names) < outputs:
-        note = (
-            f"labels: {len(names):,} folders for {outputs:,} outputs are taken for the first of them, in "
-            "order of their names; --classes FILE says which folder is which output"
+        return None, (
+            f"labels: none, and no accuracy: {len(names):,} folders do not say which of {outputs:,} outputs "
+            "they are; --classes FILE, or folders that have the names of classes, say it"
         )
-    return list(range(len(names))), note
+    return list(range(len(names))), None
 
 
 def _find_in_list(path: str, outputs: int, classes: Classes | None) -> ImageFiles:

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from .. import devices
+from ..devices import cuda_module
 from ..errors import UnsupportedError
-from ..kernels.user import source
+from ..kernels.user import nvcc, nvrtc, source
 from ..measure import statistics
 from ..measure.statistics import Estimate
 from ..operators.operator import Cost
+from ..target import Target
 from .cases import Case, grid
 from .expected import Series, judged, slack
 from .process import Fault, Limits
@@ -29,6 +31,9 @@ CALLS = 30
 
 #: Seconds that they may take.
 BUDGET_S = 5.0
+
+#: The GPU that files are compiled for where there is none.
+WITHOUT_GPU = "h100"
 
 #: What compute-sanitizer is run with, in turn.
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -49,6 +54,7 @@ class Checked:
         peak: FLOP/s that stand for all of the device, and what they are, or None.
         sanitized: what was run with which sanitizer.
         sandbox: what confined its process: see :mod:`cnn_engine.io.sandbox`.
+        compiled: where there is no GPU, by what and for what the file was compiled, and why it was not run.
     """
 
     file: str
@@ -64,12 +70,14 @@ class Checked:
     peak: tuple[float, str] | None = None
     sanitized: list[str] = field(default_factory=list)
     sandbox: list[str] = field(default_factory=list)
+    compiled: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the content of ``--json``."""
         return {
             "schema": 1, "file": self.file, "operator": self.operator, "device": self.device,
-            "computes": self.computes, "passed": self.fault is None, "fault": self.fault,
+            "computes": self.computes, "passed": self.fault is None if self.compiled is None else None,
+            "fault": self.fault, "compiled": self.compiled,
             "cases": [
                 {"case": o.case.label, "refused": o.refused, "max_abs_diff": o.error,
                  "tolerance": o.allowed} for o in self.outcomes
@@ -110,6 +118,8 @@ def check(
         raise UnsupportedError(
             f"--device: expected {read.device}, for which {path} is, found {device}"
         )
+    if read.device == "cuda" and (reason := cuda_module.unavailable()):
+        return _compiled_alone(read, path, reason)
     place = devices.select(device)
     found = Checked(str(path), read.contract.op, place.name, read.computes)
     cases = grid(read.contract.op) if cases is None else list(cases)
@@ -142,6 +152,24 @@ def check(
         found.fault = str(fault)
     if found.time is not None and found.cost.flops:
         found.peak = peak(place, threads)
+    return found
+
+
+def _compiled_alone(read: source.Source, path: str, reason: str) -> Checked:
+    """Compiles a file for a GPU that is not here; its numbers stay unchecked.
+
+    Raises:
+        InputError: it does not compile; names the file, the line and the compiler's message.
+        UnsupportedError: there is no compiler either.
+    """
+    target = Target.named(WITHOUT_GPU, "--device")
+    if nvrtc.why_not() is None:
+        nvrtc.compile(read, target)
+        by = "NVRTC"
+    else:
+        by = nvcc.compile(read, target, reason)
+    found = Checked(str(path), read.contract.op, "cuda", read.computes)
+    found.compiled = f"compiled by {by} for {target.native_architecture}; not run: {reason}"
     return found
 
 

@@ -124,6 +124,9 @@ class Shared:
 
 # In the process that runs the kernel ------------------------------------------------------------------------
 
+#: Bytes from all buffers at which an address is a wild pointer, and no index that went too far.
+FAR = 1 << 36
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [
@@ -167,11 +170,17 @@ class Guarded:
             _libc.munmap(address, length)
 
     def place(self, address: int) -> tuple[str, int, bool] | None:
-        """Returns the buffer that ``address`` lies in or beside, bytes from its pages, and if it is after."""
-        for region, base in self.bases.items():
-            if base - PAGE <= address < base + region.length + PAGE:
-                return region.name, address - base, address >= base + region.length
-        return None
+        """Returns the buffer nearest to ``address``, the offset from its pages, and if it is after."""
+
+        def distance(region: Region) -> int:
+            base = self.bases[region]
+            return max(base - address, address - (base + region.length - 1), 0)
+
+        nearest = min(self.bases, key=distance, default=None)
+        if nearest is None or distance(nearest) > FAR:
+            return None
+        base = self.bases[nearest]
+        return nearest.name, address - base, address >= base + nearest.length
 
 
 class _Action(ctypes.Structure):

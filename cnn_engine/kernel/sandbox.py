@@ -16,7 +16,7 @@ import numpy as np
 
 from .cases import Case
 from .expected import Series, Wanted, judge_output
-from .memory import POISON, layout
+from .memory import PAGE, POISON, layout
 from .process import FORGED, START_S, Fault, Limits, Process
 
 
@@ -35,6 +35,11 @@ class Outcome:
     refused: str | None = None
     error: float = 0.0
     allowed: float = 0.0
+
+
+def _far(nbytes: int) -> str:
+    """Returns what to say of an address beyond a buffer's guard page, where another may have been meant."""
+    return ", the nearest buffer" if nbytes > PAGE else ""
 
 
 class Trial:
@@ -71,12 +76,13 @@ class Trial:
     def _stray(self, tensor: str, offset: int, behind: bool) -> str:
         """Returns what an access at ``offset`` bytes from a tensor's first page was."""
         if offset < 0:
-            return f"out of bounds: it touched {-offset} bytes before {tensor}"
+            return f"out of bounds: it touched {-offset} bytes before {tensor}{_far(-offset)}"
         if not behind:
             return f"it wrote to its input {tensor}, which is not its to change"
         region = next(r for r in self.plan.regions if r.name == tensor)
         end = region.start(self._at_end) + region.nbytes
-        return f"out of bounds: it touched {offset - end} bytes behind the end of {tensor}"
+        touched = f"out of bounds: it touched {offset - end} bytes behind the end of {tensor}"
+        return f"{touched}{_far(offset - end)}"
 
     def resources(self) -> list[dict[str, Any]]:
         """Returns what each launch of a CUDA file needs of the GPU, for the case that was called last."""

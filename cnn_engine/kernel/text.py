@@ -13,6 +13,10 @@ def checked(found: Checked) -> str:
     passed = [o for o in found.outcomes if o.refused is None]
     refused = [o for o in found.outcomes if o.refused is not None]
     lines = [f"{found.file}: {found.operator} on {found.device}"]
+    if found.compiled is not None:
+        return "\n".join(
+            [*lines, f"  {found.compiled}", "no case was tried: check it where a GPU is"]
+        )
     for outcome in found.outcomes:
         what = (
             f"not taken: {outcome.refused}"

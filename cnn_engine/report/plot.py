@@ -131,8 +131,7 @@ def _label(result: Result) -> str:
 
 def _name(name: str) -> str:
     """Returns a name of at most 34 characters, shortened in the middle."""
-    name = units.printable(name)
-    return name if len(name) <= 34 else f"{name[:16]}...{name[-15:]}"
+    return units.shortened(units.printable(name), 34)
 
 
 def _shown(result: Result) -> list[LayerTime]:

@@ -163,10 +163,7 @@ def _activity(row: Row) -> list[str]:
 
 def short(kernel: str) -> str:
     """Returns a kernel's name without namespaces and at most :data:`LONGEST_NAME` long; JSON has it whole."""
-    name = NAMESPACE.sub("", kernel)
-    if len(name) > LONGEST_NAME:
-        name = name[: LONGEST_NAME - 3] + "..."
-    return name
+    return units.shortened(NAMESPACE.sub("", kernel), LONGEST_NAME)
 
 
 def times(row: object) -> list[str]:

@@ -94,3 +94,14 @@ def giga_per_second(amount: float, seconds: float | None) -> str:
     """Returns GFLOP/s of FLOPs, or GB/s of bytes, without the unit."""
     rate = per_second(amount, seconds)
     return number(rate and rate / 1e9)
+
+
+def shortened(name: str, most: int) -> str:
+    """Returns a name of at most ``most`` characters: the middle of a longer one is left out.
+
+    Names of layers and kernels differ at their ends.
+    """
+    if len(name) <= most:
+        return name
+    tail = (most - 3) // 2
+    return f"{name[: most - 3 - tail]}...{name[len(name) - tail :]}"

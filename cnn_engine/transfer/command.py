@@ -44,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 done; 1 what arrived was not what was sent; 2 the input is at fault; 130 "
         "interrupted, what was measured is still written",
     )
+    cli.add_list(p)
     count = cli.whole_number
     p.add_argument(
         "--network", nargs="+", default=[], metavar="NAME",

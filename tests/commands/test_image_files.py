@@ -82,7 +82,9 @@ def test_a_folder_with_one_folder_a_class(folder):
     assert names[:3] == ["/ant/0.jpg", "/ant/1.jpg", "/ant/2.jpg"]
     assert "/cat/deeper/9.png" in names
     assert found.note is None
-    assert "7 folders for 9 outputs" in find(str(folder), 9).note
+    subset = find(str(folder), 9)  # of which outputs, nobody says: no accuracy that means nothing
+    assert subset.labels is None
+    assert "7 folders do not say which of 9 outputs they are" in subset.note
     with pytest.raises(
         InputError, match="expected at most 6 folders, one for each output, found 7"
     ):

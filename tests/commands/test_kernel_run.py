@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -16,8 +18,10 @@ import pytest
 import cnn_engine
 from cnn_engine import Engine, InputError, Kernel, UnsupportedError, run
 from cnn_engine.compare import command as compare
+from cnn_engine.devices import cuda_module
 from cnn_engine.engine.check import LIMITS
-from cnn_engine.kernel import templates
+from cnn_engine.kernel import command, templates
+from cnn_engine.kernels.user import nvrtc
 
 STEPS = Path(__file__).resolve().parents[2] / "examples" / "kernels"
 OPTIONS = ["--network", "ece408", "--weights", "random", "--device", "cpu", "--images", "12", "--batch", "4",
@@ -298,3 +302,26 @@ def test_cuda_file_in_every_data_mode(tmp_path, images, data_mode):
 
 def test_the_name_is_public():
     assert cnn_engine.Kernel is Kernel
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_without_a_gpu_a_cuda_file_is_compiled_and_no_more(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cuda_module, "unavailable", lambda: "device cuda: none is here")
+    path = tmp_path / "my.cu"
+    path.write_text(templates.text("conv2d", "cuda", path.name))
+    assert command.main(["check", str(path), "--json", str(tmp_path / "found.json")]) == 0
+    out = capsys.readouterr().out
+    assert re.search(
+        r"compiled by (nvcc|NVRTC) for sm_90a; not run: device cuda: none is here", out
+    )
+    assert "no case was tried" in out
+    document = json.loads((tmp_path / "found.json").read_text())
+    assert document["passed"] is None
+    assert document["cases"] == []
+    path.write_text(path.read_text().replace("__global__", "__globl__"))
+    assert command.main(["check", str(path)]) == 2
+    assert re.match(rf"error: {path}:\d+: ", capsys.readouterr().err)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(nvrtc, "why_not", lambda: "none")
+    assert command.main(["check", str(path)]) == 2
+    assert "compiling alone takes nvcc on PATH" in capsys.readouterr().err

@@ -19,6 +19,7 @@ import cnn_engine
 from cnn_engine import cli, doctor, inspect, progress, run
 from cnn_engine.ensemble import collect
 from cnn_engine.kernel import command
+from cnn_engine.report import units
 from cnn_engine.report.csv import cell
 
 ROOT = Path(cnn_engine.__file__).parent
@@ -151,3 +152,18 @@ def test_csv_writers_use_such_cells():
     (found,) = csv.DictReader(io.StringIO(collect.as_csv([row])))
     assert found["work"] == "'=1+1"
     assert found["seconds"] == "-1.5"
+
+
+@pytest.mark.parametrize("most", [4, 9, 34])
+def test_long_names_lose_their_middle(most):
+    for length in range(most + 5):
+        name = "".join(chr(97 + k % 26) for k in range(length))
+        found = units.shortened(name, most)
+        assert len(found) == min(length, most)
+        if length <= most:
+            assert found == name
+        else:
+            head, tail = found.split("...")
+            assert name.startswith(head)
+            assert name.endswith(tail)
+            assert len(head) - len(tail) in (0, 1)

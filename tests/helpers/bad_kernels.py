@@ -38,6 +38,16 @@ CPP = {
         "  volatile float before = x[-1];\n  (void)before;\n" + _CPP_LOOP,
         "out of bounds: it touched 4 bytes before x",
     ),
+    "far out of bounds": Bad(
+        _STORE,
+        f"{_STORE}\n          y[shape.n * shape.k * shape.out_h * shape.out_w + (1 << 24)] = 0;",
+        ", the nearest buffer",
+    ),
+    "null": Bad(
+        _STORE,
+        f"{_STORE}\n          *(volatile float*)16 = 0;",
+        "SIGSEGV at address 0x10, which is no",
+    ),
     "race": Bad(
         _CPP_LOOP,
         "  static volatile float total;\n#pragma omp parallel for collapse(2) num_threads(threads)\n",

@@ -175,7 +175,16 @@ SMALL = ["--device", "cpu", "--weights", "random", "--data", "synthetic", "--ima
 
 def test_the_command_profiles_on_a_cpu(tmp_path, capsys):
     path = tmp_path / "result.json"
-    options = [*SMALL, "--variant", "pad", "--profile", "--top", "50", "--json", str(path)]
+    options = [
+        *SMALL,
+        "--variant",
+        "pad",
+        "--profile",
+        "--profile-percent",
+        "50",
+        "--json",
+        str(path),
+    ]
     assert run.main([*options, "--batch", "4", "--iterations", "1"]) == 0
     report = capsys.readouterr().out
     assert "Layers on the CPU" in report
@@ -203,13 +212,14 @@ def test_without_the_option_nothing_is_profiled(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--top", "2.5"], "--top: expected a whole number from 1"),
+        (["--profile", "--top", "most"], "--top: expected a whole number from 1"),
+        (["--profile", "--profile-percent", "0"], "--profile-percent: expected a number above 0"),
         (
-            ["--top", "2.5"],
-            "--top: expected a whole number of layers, or --profile beside it, found 2.5",
+            ["--profile", "--profile-percent", "101"],
+            "--profile-percent: expected a number above 0, up to 100",
         ),
-        (["--profile", "--top", "0"], "--top: expected a number above 0"),
-        (["--profile", "--top", "101"], "--top: expected at most 100 percent of the time"),
-        (["--profile", "--top", "most"], "--top: expected"),
+        (["--profile-percent", "50"], "--profile-percent: expected the option --profile beside it"),
     ],
 )
 def test_top_is_checked(options, message, capsys):

@@ -59,10 +59,12 @@ def compiler() -> str:
 
 @once
 def _version() -> bytes:
-    return _run([compiler(), "--version"]).stdout
+    return run_compiler([compiler(), "--version"]).stdout
 
 
-def _run(command: list[str], seconds: float = LIMIT_S, folder: str = os.devnull) -> Completed:
+def run_compiler(
+    command: list[str], seconds: float = LIMIT_S, folder: str = os.devnull
+) -> Completed:
     """Runs the compiler on a file that may be anybody's; it writes to ``folder`` alone.
 
     Raises:
@@ -103,7 +105,7 @@ def compile(source: Source, sanitize: bool = False, seconds: float = LIMIT_S) ->
     """
     flags = [*FLAGS, *(SANITIZE if sanitize else ("-Wl,-z,defs",)), f"-I{INCLUDE}"]
     # What is included counts too, so the key is of the preprocessed file.
-    whole = _run([compiler(), *flags, "-E", str(source.path)], seconds)
+    whole = run_compiler([compiler(), *flags, "-E", str(source.path)], seconds)
     if whole.returncode:
         raise fault(source, whole.stderr)
     name = cache.key(_version(), CpuDevice().model, " ".join(flags), whole.stdout) + ".so"
@@ -111,7 +113,9 @@ def compile(source: Source, sanitize: bool = False, seconds: float = LIMIT_S) ->
         return kept
     with tempfile.TemporaryDirectory(prefix="cnn_engine-") as folder:
         made = Path(folder) / name
-        done = _run([compiler(), *flags, "-o", str(made), str(source.path)], seconds, folder)
+        done = run_compiler(
+            [compiler(), *flags, "-o", str(made), str(source.path)], seconds, folder
+        )
         if done.returncode or not made.exists():
             raise fault(source, done.stderr.replace(f"{folder}/".encode(), b""))
         library = made.read_bytes()
@@ -209,7 +213,7 @@ class Library:
 
 def sanitizer_environment() -> dict[str, str]:
     """Returns what a process needs to load a library that was compiled with the sanitizers."""
-    found = _run([compiler(), "-print-file-name=libasan.so"]).stdout.decode().strip()
+    found = run_compiler([compiler(), "-print-file-name=libasan.so"]).stdout.decode().strip()
     return {
         "LD_PRELOAD": found,
         "ASAN_OPTIONS": "detect_leaks=0:handle_segv=1:allow_user_segv_handler=1:abort_on_error=0",
