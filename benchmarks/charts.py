@@ -215,7 +215,7 @@ def _batch(tables: Tables, cells: list[Cell]) -> Figure:
         axes.set_xticks(batches, [f"{b:,}" for b in batches], rotation=45)
         axes.minorticks_off()
         _seconds_axis(axes.yaxis)
-        axes.set_xlabel("images a pass (batch)")
+        axes.set_xlabel("images per pass (batch)")
         axes.grid(True, which="major", alpha=0.3)
         if len(modes) > 1:
             axes.set_title(f"data mode: {mode}", fontsize=10)

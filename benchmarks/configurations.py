@@ -39,7 +39,7 @@ class Cell:
 
     Attributes:
         images: the number that the table is about.
-        batch: images a pass.
+        batch: images per pass.
         measured: the images of each repeat; fewer than ``images`` where a time limit says so.
         seconds: instead of one pass over the images, passes are repeated for so long.
         results: one a repeat.

@@ -3,8 +3,9 @@
     python -m benchmarks.cpu_models --json models.json --markdown models.md --chart models.png
 
 Each network gets random weights, is exported to ONNX by PyTorch, and every contestant reads that file and the
-same images. Logits are compared with PyTorch's in float64. For a batch and a number of threads all take
-turns, one sample each a round, as in :mod:`benchmarks.cpu_peers`; a number is the median of its samples.
+same images. Logits are compared with PyTorch's in float64. For a batch and a number of threads all are
+interleaved, one sample each per round, as in :mod:`benchmarks.cpu_peers`; a number is the median of its
+samples.
 A network may be the path of an ONNX file too: then its logits are compared with our reference in float64.
 """
 
@@ -159,7 +160,7 @@ def compete(
     repeats: int,
     missing: dict[str, str],
 ) -> tuple[list[Row], float]:
-    """Compares the contestants' logits, then times them in turns; returns also a core's FMA peak."""
+    """Compares the contestants' logits, then times them interleaved; returns also a core's FMA peak."""
     competing = contestants(exported, batch, threads, dtypes, missing)
     errors = []
     for contestant in competing:
@@ -238,7 +239,7 @@ def markdown(document: Mapping[str, Any]) -> str:
         f"- Commit: {about['commit'] or 'not known'}; started {document['started']}",
         f"- Command: `{document['command']}`",
         f"- FMA peak of one core, measured in this run: {peak / 1e9:.1f} GFLOP/s",
-        "- Numbers are medians of one pass in milliseconds, in turns in one process. Ratio: how many times",
+        "- Numbers are medians of one pass in milliseconds, interleaved. Ratio: how many times",
         "  as fast as the better library in float32; bfloat16's beside OpenVINO's. Errors: the largest",
         "  difference from float64's logits, as a part of the largest; then ours as a multiple of ONNX",
         f"  Runtime's, of which at most {MOST_ERROR:g} is asked for.",
@@ -348,7 +349,7 @@ def parser() -> cli.ArgumentParser:
     """Returns the command's parser."""
     p = cli.ArgumentParser(
         prog="python -m benchmarks.cpu_models",
-        description="Times imported networks on the CPU beside OpenVINO and ONNX Runtime, in turns.",
+        description="Times imported networks on the CPU beside OpenVINO and ONNX Runtime, interleaved.",
     )
     p.add_argument(
         "--networks", type=lambda text: text.split(","), default=list(TARGETS), metavar="A,B",

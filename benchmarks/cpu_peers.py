@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     """Returns the command's parser."""
     p = cli.ArgumentParser(
         prog="python -m benchmarks.cpu_peers",
-        description="Times our CPU variants and other libraries in one run, in turns.",
+        description="Times our CPU variants and other libraries, interleaved in one run.",
     )
     p.add_argument("--network", default="cifar10", help="cifar10 (default) or ece408")
     p.add_argument("--weights", default="default", help="default, random or a path")
@@ -125,7 +125,7 @@ def check(contestant: Contestant, wanted: np.ndarray) -> tuple[float, float]:
 
 
 def sample(contestant: Contestant, passes: int, warm_up: bool = True) -> float:
-    """Returns seconds a pass, after a pause and as many passes that do not count.
+    """Returns seconds per pass, after a pause and as many passes that do not count.
 
     The first passes after a pause are up to twice as slow, for some 20 ms: threads wake, caches are refilled.
     """
@@ -139,7 +139,7 @@ def sample(contestant: Contestant, passes: int, warm_up: bool = True) -> float:
 
 
 def take_turns(contestants: Sequence[Contestant], repeats: int) -> tuple[list[list[float]], float]:
-    """Times the contestants in turns; returns the samples of each, and the FMA peak of one core."""
+    """Times the contestants interleaved; returns the samples of each, and the FMA peak of one core."""
     from cnn_engine import _cpu
 
     passes, short = [], []
@@ -165,7 +165,7 @@ def take_turns(contestants: Sequence[Contestant], repeats: int) -> tuple[list[li
 def compete(
     task: Task, repeats: int, only: str | None, missing: dict[str, str]
 ) -> tuple[list[Row], float]:
-    """Checks the contestants, then times them in turns; returns also the FMA peak of one core."""
+    """Checks the contestants, then times them interleaved; returns also the FMA peak of one core."""
     wanted = reference.forward(task.network, task.weights, task.pixels)
     fit = []
     for contestant in contestants(task, only, missing):

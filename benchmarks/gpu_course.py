@@ -154,7 +154,7 @@ def torchs(peer, weights, images, pooled):
 
 
 def measure(peer, images: int, rounds: int) -> list[dict]:
-    """Checks and times everything, in turns; returns one row for each stage and contestant."""
+    """Checks and times everything, interleaved; returns one row for each stage and contestant."""
     if images == 0:
         return []
     import cupy

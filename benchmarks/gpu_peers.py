@@ -120,7 +120,7 @@ def difference(found: np.ndarray, wanted: np.ndarray) -> tuple[float, float]:
 def compete(
     contestants: list[Contestant], batch: int, wanted: np.ndarray, rounds: int
 ) -> list[Row]:
-    """Checks the contestants, then times them in turns."""
+    """Checks the contestants, then times them interleaved."""
     import cupy
 
     fit, passes = [], {}

@@ -54,7 +54,7 @@ def parser() -> cli.ArgumentParser:
     """Returns the command's parser."""
     p = cli.ArgumentParser(
         prog="python -m benchmarks.low_batch",
-        description="Times imported networks at low batch on a GPU beside PyTorch, in turns.",
+        description="Times imported networks at low batch on a GPU beside PyTorch, interleaved.",
     )
     p.add_argument(
         "--network", nargs="+", default=list(NETWORKS), metavar="NAME",

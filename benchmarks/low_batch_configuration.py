@@ -20,7 +20,7 @@ from .models_worker import error_of
 
 PEERS = ("torch", *who.COMPILE_MODES, "jax")
 
-#: What binds a pass at best on an H200: bytes a second; products a second of a data type, as far as tensor
+#: What binds a pass at best on an H200: bytes per second; products a second of a data type, as far as tensor
 #: cores reach them; and seconds from one multiprocessor to another (docs/explanation/performance.md).
 BYTES_PER_S, WAIT_S = 4.3e12, 0.43e-6
 FLOPS_PER_S = {"float16": 600e12, "bfloat16": 600e12, "tf32": 300e12, "float32": 200e12}

@@ -306,7 +306,7 @@ def reason(error: Exception) -> str:
 
 
 class Clock:
-    """Times contestants in turns: by the device's events on the null stream, or by the host's clock."""
+    """Times contestants interleaved: by the device's events on the null stream, or by the host's clock."""
 
     def __init__(self, device: str) -> None:
         self._cupy = None

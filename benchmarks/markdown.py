@@ -277,7 +277,7 @@ def _course(tables: Tables, images: dict[str, str]) -> str:
         )
     records = units.count(tables.records["ece408"])
     on_cpu = (
-        "on the CPU, as many images a pass as the column `batch` says, since more only fill memory"
+        "on the CPU, as many images per pass as the column `batch` says, since more only fill memory"
         if kind == "cpu"
         else "all images in one pass, as in the course"
     )
@@ -326,7 +326,7 @@ def _whole_program_s(cell: Cell) -> float:
 def _batch(tables: Tables, images: dict[str, str]) -> str:
     cells = [cell for cell in tables.cells["batch"] if cell.results]
     head = [
-        "variant", "reduction", "data", "batch", "time a pass", "±", "images/s", "steps a pass",
+        "variant", "reduction", "data", "batch", "time per pass", "±", "images/s", "steps per pass",
         "copies, share of steps",
     ]  # fmt: skip
     rows = []
@@ -356,7 +356,7 @@ def _batch(tables: Tables, images: dict[str, str]) -> str:
     parts = [
         "## Every variant against the batch size",
         "CIFAR-10. Time a pass: the median of whole passes, images in host memory to probabilities in host "
-        "memory, in which no step is timed; steps a pass: the sum of layers and copies of passes that time "
+        "memory, in which no step is timed; steps per pass: the sum of layers and copies of passes that time "
         "each.",
         *_chart(images, "batch", "Time a pass against the batch size"),
         _table(head, rows),

@@ -1,13 +1,13 @@
 """``python -m benchmarks.plain_call``: predict without options against the best that any options give.
 
 For 1, 100, 10,000 and many images, and on CUDA for float32 and float16 and for pageable and page-locked
-memory: the wall time of ``Engine.predict(images)`` as it comes, in turns with the same call with every batch,
-data mode and chunk of a sweep named. Medians; the best is the best median. On the CPU the sweep is over
-batches, with 1 thread and with all. What a call returns is compared with the plain one's before it is timed.
-Where one call takes longer than a row may, the sweep is over the first images, and its best are in turns with
-the plain call over all of them.
+memory: the wall time of ``Engine.predict(images)`` as it comes, interleaved with the same call with every
+batch, data mode and chunk of a sweep named. Medians; the best is the best median. On the CPU the sweep is
+over batches, with 1 thread and with all. What a call returns is compared with the plain one's before it is
+timed. Where one call takes longer than a row may, the sweep is over the first images, and its best are
+interleaved with the plain call over all of them.
 
-``--python-threads``: instead, images a second with 1 and 2 Python threads that call one engine.
+``--python-threads``: instead, images per second with 1 and 2 Python threads that call one engine.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def sample(call: Callable[[], Any]) -> float:
 
 
 def race(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Returns the median seconds of each of ``calls``, made in turns for about ``seconds``.
+    """Returns the median seconds of each of ``calls``, made interleaved for about ``seconds``.
 
     Each turn has an order of its own, so that none always comes after the same other. Calls that take twice
     the fastest's time at their first turns are left out of the others.
@@ -207,7 +207,7 @@ def markdown(document: dict[str, Any]) -> str:
 
 
 def python_threads(device: str, kernels: list[int], seconds: float) -> list[dict[str, Any]]:
-    """Returns images a second of one engine with 1 and 2 Python threads, in turns."""
+    """Returns images per second of one engine with 1 and 2 Python threads, interleaved."""
     found = []
     variants = ("fused", "pad") if device == "cpu" else ("fused", "tiled")
     for variant in variants:
@@ -270,7 +270,7 @@ def _main(arguments: list[str] | None) -> int:
         type=cli.whole_number(1, 10**7),
         nargs="+",
         help="default: 1, 100, 10,000 and on CUDA 1,000,000; on the CPU 100,000 in its place, which is a "
-        "hundred passes of the rule already and takes seconds a call",
+        "hundred passes of the rule already and takes seconds per call",
     )
     parser.add_argument(
         "--seconds", type=cli.number(0, 3600), default=2.0, help="of each row (default: 2)"

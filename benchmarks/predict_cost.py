@@ -1,10 +1,10 @@
 """``python -m benchmarks.predict_cost``: host time that ``Engine.predict`` adds to a pass.
 
-On a CPU: the wall time of predict on one image, in turns with the bare pass of the same plan. On a GPU, for
-an image that is there already (CuPy's and PyTorch's, with and without ``out=``): the time until predict
-returns, in turns with the bare pass's; neither waits for the GPU, and between samples the GPU runs dry. Then
-for images of the host: the time until the result is there, in turns with a CUDA graph of the same pass from
-page-locked memory to page-locked memory. Medians of ``--samples`` calls.
+On a CPU: the wall time of predict on one image, interleaved with the bare pass of the same plan. On a GPU,
+for an image that is there already (CuPy's and PyTorch's, with and without ``out=``): the time until predict
+returns, interleaved with the bare pass's; neither waits for the GPU, and between samples the GPU runs dry.
+Then for images of the host: the time until the result is there, interleaved with a CUDA graph of the same
+pass from page-locked memory to page-locked memory. Medians of ``--samples`` calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BURST = 50  # calls between two waits for the GPU: far fewer than its queue hold
 
 
 def turns(calls: dict, samples: int, wait) -> dict[str, float]:
-    """Returns the median seconds of each of ``calls``, made in turns."""
+    """Returns the median seconds of each of ``calls``, made interleaved."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         for _ in range(20):

@@ -18,7 +18,7 @@ from cnn_engine.io.files import atomic_write, check_writable, describe_os_error
 from cnn_engine.report import units
 
 RESULTS = Path(__file__).parent / "results"
-MANY = 1000  # images a pass of the layered variants
+MANY = 1000  # images per pass of the layered variants
 OURS, PEER, PLAIN = "#2f6fd0", "#9aa3ad", "#e08a3c"
 
 #: Variant and reduction of the layered steps, in the order of the road.
@@ -26,7 +26,7 @@ LAYERED = (("if", False), ("if", True), ("pad", False), ("pad", True), ("tiled",
 
 
 class Stage(NamedTuple):
-    """One bar: seconds of a pass on one image, or images a second."""
+    """One bar: seconds of a pass on one image, or images per second."""
 
     label: str
     value: float
@@ -72,7 +72,7 @@ def _row(peers: dict[str, Any], batch: int, **wanted: Any) -> dict[str, Any]:
 
 
 def stages(tables: dict[str, Any], peers: dict[str, Any]) -> tuple[list[Stage], list[Stage]]:
-    """Returns the bars for one image, in seconds, and for many, in images a second."""
+    """Returns the bars for one image, in seconds, and for many, in images per second."""
     one, many = [], []
     for variant, reduction in LAYERED:
         label = variant + (" with reduction" if reduction else "")
@@ -135,7 +135,7 @@ def draw(tables: dict[str, Any], peers: dict[str, Any], file: Any) -> None:
     left.set_title("One image: time of a pass (shorter is better)", loc="left")
     left.set_xlabel("seconds, from host to host unless said")
     right.set_title("Many images (longer is better)", loc="left")
-    right.set_xlabel(f"images a second, {MANY:,} a pass from host to host unless said")
+    right.set_xlabel(f"images per second, {MANY:,} a pass from host to host unless said")
     bus = peers["limits"]["pinned_host_to_device_bytes_per_s"] / 3072
     floor = peers["limits"]["fp32_flops_per_s"] / peers["flops_an_image"]
     for rate, name, side in ((bus, "the bus", "left"), (floor, "fp32 multiply-adds", "right")):

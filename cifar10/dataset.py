@@ -175,7 +175,7 @@ def synthetic(images: int | None = None, note: str | None = None) -> Dataset:
 
 def _synthetic(first: int, count: int) -> np.ndarray:
     """Makes synthetic images from the number ``first`` on: uint8 [count, 3, 32, 32]."""
-    # SplitMix64 (Steele, Lea, Flood 2014), 81 bytes an image: 3 grids of 5x5, a colour, a disc.
+    # SplitMix64 (Steele, Lea, Flood 2014), 81 bytes per image: 3 grids of 5x5, a colour, a disc.
     index = np.arange(first, first + count, dtype=np.uint64)
     z = index[:, None] * np.uint64(81) + np.arange(1, 82, dtype=np.uint64)
     z = z * np.uint64(0x9E3779B97F4A7C15)

@@ -1,4 +1,4 @@
-"""The network of the thesis, as data: 22,466 parameters, 3.9 million multiplications an image.
+"""The network of the thesis, as data: 22,466 parameters, 3.9 million multiplications per image.
 
 It is the network of the ConvNetJS CIFAR-10 demo (https://cs.stanford.edu/people/karpathy/convnetjs).
 """

@@ -132,7 +132,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="evaluate on the last N, not train",
     )
     add("--epochs", type=count, default=recipe.epochs, metavar="N", help="passes")
-    add("--batch-size", type=count, default=recipe.batch_size, metavar="N", help="images a step")
+    add("--batch-size", type=count, default=recipe.batch_size, metavar="N", help="images per step")
     add("--learning-rate", type=amount, default=recipe.learning_rate, metavar="X", help="highest")
     add("--weight-decay", type=amount, default=recipe.weight_decay, metavar="X", help="of weights")
     add(

@@ -35,7 +35,7 @@ class Recipe:
 
     Attributes:
         epochs: passes over the training images.
-        batch_size: images a step; what is left over of an epoch is left out.
+        batch_size: images per step; what is left over of an epoch is left out.
         learning_rate: the schedule's highest.
         weight_decay: of weights, not of biases and normalisation.
         shift: the most pixels that an image is shifted by in each direction.

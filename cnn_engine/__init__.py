@@ -1,4 +1,4 @@
-"""A CNN inference engine with hand-written CUDA and CPU kernels, and the laboratory around it."""
+"""A CNN inference engine with hand-written CUDA and CPU kernels, and the measurement tools around it."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def write(
     Args:
         shape: of one image.
         exporter: ``dynamo`` or ``torchscript``: PyTorch's newer and its older one.
-        batch: images a pass; None leaves it open.
+        batch: images per pass; None leaves it open.
         metadata: of the file.
 
     Raises:

@@ -239,7 +239,7 @@ def synthetic(images: int | None = None, note: str | None = None) -> Dataset:
 
 def _synthetic(first: int, count: int) -> np.ndarray:
     """Makes synthetic images from the number ``first`` on: uint8 [count, 1, 48, 48]."""
-    # Philox's stream is fixed by its definition, and can be entered anywhere. 56 bytes an image are
+    # Philox's stream is fixed by its definition, and can be entered anywhere. 56 bytes per image are
     # used (a grid of 7x7, a disc) of the 64 that two of its counts give.
     generator = np.random.Philox(key=SIZE).advance(2 * first)
     random = generator.random_raw(8 * count).astype("<u8").view(np.uint8).reshape(count, 64)

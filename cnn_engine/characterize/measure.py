@@ -331,7 +331,7 @@ def _profiled_iterations(
     """Gives every pass its kernels: the same number each, as passes wait for their end."""
     each, left = divmod(len(kernels), len(passes))
     if left or dropped:
-        point.add_note("kernel time a pass: not known, as passes do not have the same kernels")
+        point.add_note("kernel time per pass: not known, as passes do not have the same kernels")
     ordered = sorted(kernels, key=lambda kernel: kernel.start_s)
     rows = []
     for index, start_s, wall_s in _thinned(passes):

@@ -46,7 +46,7 @@ def _pass_samples(result: Result, per: str) -> np.ndarray:
 
 
 def _throughput(result: Result) -> Estimate | None:
-    """Returns images a second: what the report says, with the interval of the passes' mean."""
+    """Returns images per second: what the report says, with the interval of the passes' mean."""
     stated = result.throughput_images_per_s
     stated = stated if stated and 0 < stated < math.inf else None  # NaN fails both
     samples = _pass_samples(result, "image")

@@ -107,7 +107,7 @@ class CudaDevice:
     def sleep_while_waiting(self) -> None:
         """Lets this process's threads sleep until the device is done, for other work to have their cores.
 
-        By default they watch it, and are told some microseconds sooner.
+        By default they poll, and know some microseconds sooner.
         """
         self.kernels.sleep_while_waiting(self.index)
 

@@ -287,7 +287,7 @@ def check(
         images: uint8 or float32 [N, C, H, W], or all inputs.
         dtype: what the engine computes in, or a function from nodes to that.
         batch: for which alone the graph is made, or None.
-        in_parts: whether outputs have a row an image; else all images are of one pass.
+        in_parts: whether outputs have a row per image; else all images are of one pass.
     """
     pixels = images.dtype == np.uint8
     probe = graph_of(batch or 1, pixels)

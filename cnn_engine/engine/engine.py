@@ -305,7 +305,7 @@ class Engine:
         try:
             self.close()
         except UnsupportedError:
-            if kind is None:  # else that is what the caller is told
+            if kind is None:  # else the error below says so
                 raise
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -456,8 +456,8 @@ class Engine:
                 is. A NumPy array, copied to a GPU fastest from :meth:`empty_images`; with ``auto``,
                 ``resident`` or ``stream`` data also an array of the engine's CUDA device (CuPy, PyTorch,
                 DLPack ...), which stays there.
-            batch: images a pass, all where there are fewer; None: by rule, as many as are fast. All go in one
-                pass where an output has no row an image.
+            batch: images per pass, all where there are fewer; None: by rule, as many as are fast. All go in
+                one pass where an output has no row an image.
             out: memory beside the images, to be filled: an array; of several outputs a mapping from all
                 names, or a sequence. None: new arrays.
 
@@ -786,7 +786,7 @@ class Engine:
             images: uint8 or float32 [N, C, H, W] in host memory, or a data set with its labels; of any
                 network its inputs by name, as :meth:`samples` takes them.
             labels: [N], or None where they are not known.
-            batch: images a pass, all where there are fewer; None: as :meth:`predict` takes them.
+            batch: images per pass, all where there are fewer; None: as :meth:`predict` takes them.
             warmup: passes before the first that counts.
             iterations: how often all images are run in the run that times whole passes.
             duration_s: instead of ``iterations``, repeat until so many seconds have passed. With neither,

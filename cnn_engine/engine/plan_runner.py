@@ -217,7 +217,7 @@ class Plans:
     ) -> Shelf | None:
         """Runs passes over ``batch`` of ``count`` images and what is left; returns the last one's shelf.
 
-        Everything has a row an image, or all images go in one pass.
+        Everything has a row per image, or all images go in one pass.
 
         Args:
             sizes: of all images, where other dimensions than their number are open.

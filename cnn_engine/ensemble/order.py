@@ -57,7 +57,7 @@ class Order:
 
     Attributes:
         samples: in the data set.
-        batch: samples a batch; the last one of an epoch has what is left.
+        batch: samples per batch; the last one of an epoch has what is left.
         epochs: times through the samples.
         shuffle: in a random order, another one each epoch.
         seed: of the order.

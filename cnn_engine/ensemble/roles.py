@@ -87,7 +87,7 @@ def roles(
         ranks, members: how many.
         preprocessors: P of the broadcasting designs; None: half of the ranks.
         dedicated: preprocessors have no members.
-        costs: of each member, seconds a batch; None: all equal.
+        costs: of each member, seconds per batch; None: all equal.
         replicate: give ranks that would have none to the members that cost most, in proportion.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a network takes and gives: its inputs and outputs, and which of them have a row an image."""
+"""What a network takes and gives: its inputs and outputs, and which of them have a row per image."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Form:
         return len(rows.shape) == 2 and rows.dtype == "float32"
 
     def size(self, batch: int | Sizes) -> int | Sizes:
-        """Returns what the graph calls a batch: a network without one has a batch of 1 here."""
+        """Returns what the graph calls per batch: a network without one has a batch of 1 here."""
         if isinstance(batch, Sizes):
             return batch
         return self.made_for if not self.any_batch and batch == self.batch else batch

@@ -16,8 +16,8 @@ from ..engine.device_images import DeviceImages
 from ..errors import expected
 from ..locks import ForkSafeLock
 
-#: Bytes that are worth a thread of their own, and threads that read: a GPU takes more bytes a second than one
-#: thread copies from the system's cache.
+#: Bytes that are worth a thread of their own, and threads that read: a GPU takes more bytes per second than
+#: one thread copies from the system's cache.
 READ_BYTES, READ_THREADS = 16 << 20, 12
 
 _reading = ThreadPoolExecutor(READ_THREADS, "read-part")

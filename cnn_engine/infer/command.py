@@ -31,7 +31,7 @@ from .supervise import Supervisor
 MOST_WORKERS = 4096
 
 #: CPUs of a worker that decodes for a GPU, where it has more than one worker: threads of one process wait for
-#: each other, since Pillow takes Python's lock many times an image.
+#: each other, since Pillow takes Python's lock many times per image.
 CPUS_A_WORKER, MOST_A_GPU = 4, 4
 
 #: Bad images, and lost labels, that are named on standard error.
@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     """Returns the command's parser."""
     p = cli.ArgumentParser(
         prog="python -m cnn_engine.infer",
-        description="Runs a network over data sets of any size and writes a row an image to Parquet files, "
+        description="Runs a network over data sets of any size and writes a row per image to Parquet files, "
         "each image once, whatever dies on the way: the same command again does what is missing. Shards of "
         "the input are computed by worker processes of this machine, by Ray, or by the tasks of a cluster's "
         "array of jobs.",

@@ -188,7 +188,7 @@ def plan(
         measured: a report of one machine.
         nodes: how many; with ``hours`` None and None: several numbers.
         hours: find the fewest nodes that do it in so many.
-        storage_gb_s: of all nodes together, 10^9 bytes a second.
+        storage_gb_s: of all nodes together, 10^9 bytes per second.
         image_bytes: of input an image; None: as measured.
     """
     # Of images that are not bad, also where an older report counted all.

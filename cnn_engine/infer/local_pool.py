@@ -35,7 +35,7 @@ def visible_gpus() -> list[str]:
 class LocalPool:
     """Processes, each with a GPU of its own or a share of the CPUs.
 
-    They are told what to do through pipes, so that they end when this process does, however it ends; what
+    They get their work through pipes, so that they end when this process does, however it ends; what
     the terminal sends to this process, such as Ctrl-C, does not reach them.
 
     Args:

@@ -295,7 +295,7 @@ class Folder:
         """Returns what is done, by the footers of the files that are there.
 
         Args:
-            remove: broken files, of which ``note`` is told; else they are passed over.
+            remove: broken files, reported to ``note``; else they are skipped.
             known: what this command has found or written itself: of a file of that size, as it is.
 
         Raises:

@@ -52,7 +52,7 @@ class Settings:
         folder: the output folder.
         temporary: where files are written before they have their names.
         run: what tells this run's files from another's.
-        batch: images a pass, and a chunk.
+        batch: images per pass, and a chunk.
         top: classes that are kept of an image; None: all.
         numbers, texts: see :func:`.output.schema`.
     """

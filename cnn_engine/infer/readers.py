@@ -229,7 +229,7 @@ class _Apart:
             if has_image and label is None:
                 images.add(key)
 
-        # A broken tar is told of where it is read.
+        # A broken tar is reported where it is read.
         with suppress(InputError), open(self._piece.path, "rb") as file:
             for member in _members(self._piece, file):
                 stem = sample_key(member.name)

@@ -99,7 +99,7 @@ def write(
 
     Args:
         shard_bytes: of input in a shard; None: by the size of all.
-        batch: images a pass, of which shards have whole ones where files can be cut anywhere.
+        batch: images per pass, of which shards have whole ones where files can be cut anywhere.
 
     Raises:
         InputError: a source is at fault, or there is no image.

@@ -490,7 +490,7 @@ def parquet_kind(path: str, kind: Any, wanted: Wanted) -> str:
         raise expected(path, wants, f"images of type {kind}")
     values = int(np.prod(wanted.shape))
     if size not in (0, values):  # 0: lists of any length, each of which is checked when read
-        raise expected(path, f"{values} values an image, as the network reads", size)
+        raise expected(path, f"{values} values per image, as the network reads", size)
     return "parquet-uint8" if str(kind) == "uint8" else "parquet-float32"
 
 

@@ -35,7 +35,7 @@ STARTS = 3
 #: Seconds that a worker may go on without a sign of progress.
 STALL_S = 600.0
 
-#: Seconds without a word from a worker, which speaks a few times a second, until it is ended; and from then
+#: Seconds without a word from a worker, which speaks a few times per second, until it is ended; and from then
 #: until it is taken for dead, heard of or not.
 SILENT_S, GRACE_S = 60.0, 10.0
 
@@ -184,8 +184,8 @@ class Supervisor:
         """Runs ``shards``; ``done`` and ``set_aside`` are what became of them.
 
         Args:
-            opening: what workers are told before their first shard.
-            tick: called a few times a second.
+            opening: the message to workers before their first shard.
+            tick: called a few times per second.
 
         Raises:
             OutputError: the output folder cannot be written.

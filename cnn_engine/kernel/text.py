@@ -29,7 +29,7 @@ def checked(found: Checked) -> str:
     for launch in found.launches:
         grid, block = (" x ".join(map(str, launch[name])) for name in ("grid", "block"))
         lines.append(
-            f"  {launch['kernel']}: grid {grid}, block {block}: {launch['registers']} registers a thread, "
+            f"  {launch['kernel']}: grid {grid}, block {block}: {launch['registers']} registers per thread, "
             f"{units.size(launch['shared_bytes'])} shared memory a block, {launch['local_bytes']} bytes "
             f"of local memory a thread (spills), occupancy {units.percent(launch['occupancy'])}"
         )

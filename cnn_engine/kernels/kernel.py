@@ -14,7 +14,7 @@ from ..devices import Buffer
 from ..graph.graph import Graph, Node, Value
 from ..target import Requires, Target
 
-#: Stands where no one is told of results past float16's range.
+#: For calls that do not report results past float16's range.
 NO_ONE = _cpu.Overflow(0, 0)
 
 #: What a kernel requires that runs on every device of its kind.
@@ -40,7 +40,7 @@ class Call:
         pitches: name of a value -> elements from one row of its last dimension to the next, where other
             values' columns lie between.
         stream: what stands for the stream's handle, or None: the device's own.
-        overflow: who is told of results past float16's range, for kernels that round them.
+        overflow: where kernels that round report results past float16's range.
         ready: of input 0, the first channels that are there when the kernel starts, which kernels that read
             ahead need not wait for.
         holds: whether such a kernel lets the next one start only when it has waited itself.

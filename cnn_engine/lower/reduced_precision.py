@@ -236,7 +236,7 @@ _WORDS: dict[type, Words] = {}
 
 
 class Overflows:
-    """Is told by the kernels of a plan which node's results float16 does not have.
+    """Collects the nodes of a plan whose results float16 does not have.
 
     Those are numbers past its range, and what is no number, or infinite, where the node read finite ones.
     """

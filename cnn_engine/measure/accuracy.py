@@ -48,7 +48,7 @@ def count_rest(
     """Runs the images that are not held, decoded beside the passes, and adds what is right among them.
 
     Args:
-        batch: images a pass.
+        batch: images per pass.
         found: of the images that are held; None where there are no labels.
         out: float32 [rest.count, classes] for the result, or of no rows, to drop it.
 

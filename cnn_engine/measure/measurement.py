@@ -95,7 +95,7 @@ def profile(
         )
     count = len(images)
     if labels is not None and not form.is_of_rows:
-        notes.append("labels: left out, for the network does not give one row of numbers an image")
+        notes.append("labels: left out, for the network does not give one row of numbers per image")
         labels = None
     if labels is not None and np.shape(labels) != (count,):
         raise InputError(f"labels: expected shape [{count}], found {list(np.shape(labels))}")

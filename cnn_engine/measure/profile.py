@@ -68,7 +68,7 @@ def collect(
     Args:
         images: uint8 or float32 [N, C, H, W] in host memory, N > 0; or all inputs of any network.
         probabilities: where what comes out goes, such as float32 [N, classes].
-        batch: images a pass.
+        batch: images per pass.
         result: the ordinary result of the same run: its layers stand in where nothing can be recorded.
         top: percent of the time, for the line in the report's tables.
         progress: an object with ``start(what, images)``, ``advance(images)`` and ``stop()``, or None.

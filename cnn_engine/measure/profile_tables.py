@@ -62,7 +62,7 @@ class KernelRow:
     Attributes:
         layer, kind: of the step of the pass; ``-`` for a kernel that no step launched.
         share: of the time of all kernels.
-        grid, block, registers, shared_bytes: of most of the launches: blocks, threads, registers a thread,
+        grid, block, registers, shared_bytes: of most of the launches: blocks, threads, registers per thread,
             and bytes of shared memory a block.
     """
 
@@ -302,7 +302,7 @@ def from_steps(result: Result, *, top: float, notes: Sequence[str]) -> Profile:
     calls_of_all = whole.calls if whole is not None else 0
 
     def row(name: str, kind: str, step: LayerTime | CopyTime) -> Row:
-        each = -(-step.calls // calls_of_all) if calls_of_all else 1  # calls a pass
+        each = -(-step.calls // calls_of_all) if calls_of_all else 1  # calls per pass
         samples = step.samples_s
         if not samples:
             return _row(name, kind, step.calls, step.seconds, [])

@@ -59,7 +59,7 @@ STRETCHES = 12
 FEW_CHANGES = 2.33
 
 #: Share of the smallest and of the largest samples that count as no smaller and no larger than the others
-#: where fast and slow ones are told apart: single outliers would be all the slow ones there are.
+#: where fast and slow ones are distinguished: single outliers would be all the slow ones there are.
 OUTLIERS = 0.05
 
 #: Samples around one of which most are fast, or slow, where a stretch of fast or slow ones begins and ends.

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 DOMAIN = "cnn_engine"
 TIMELINE_EVENTS = 5000
 
-#: Passes of each kind, in turns of so many, or of one where a pass takes long. They go on, up to the most,
-#: until the medians of plain and of clocked ones are known within a share of them.
+#: Passes of each kind, interleaved in groups of so many, or of one where a pass takes long. They go on, up to
+#: the most, until the medians of plain and of clocked ones are known within a share of them.
 LAYER_SAMPLES = 60
 MOST_SAMPLES = 240
 KNOWN_WITHIN = 0.01
@@ -119,7 +119,7 @@ def time_layers(
 
     Args:
         images, probabilities: in host memory; probabilities are filled.
-        batch: images a pass; a last batch that is smaller is looked into by itself.
+        batch: images per pass; a last batch that is smaller is looked into by itself.
         progress: called with the images of each plain pass of a full batch.
         records: whether work on a device may be measured by activity records, which slow down later passes
             of the process a little; else by events.
@@ -197,7 +197,7 @@ class _Taken:
         return plan
 
     def take(self, samples: int, last: bool, progress: Progress) -> None:
-        """Runs passes of all kinds in turns; ``last``: of the last batch."""
+        """Runs passes of all kinds, interleaved; ``last``: of the last batch."""
         part = 0.25 if last else 1.0
         in_a_turn = 1 if self._run_marked(self.plan) > LONG_S else IN_A_TURN
         begin = perf_counter()

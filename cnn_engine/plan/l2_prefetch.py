@@ -67,7 +67,7 @@ class Branch:
 
 
 def plan(program: Program, placed: Placed, steps: Sequence[Step]) -> Branch | None:
-    """Returns which weights a pass's graph prefetches into the second-level cache, or None.
+    """Returns which weights the graph of a pass prefetches into the second-level cache, or None.
 
     It gains where a row by itself sweeps, as more rows do not wait for memory alone, and where what the
     kernels between the branch and that layer read fits into half of the cache.

@@ -110,7 +110,7 @@ class Plan:
         outputs: the outputs, by their names, in order.
         replays: how the device's part of a pass becomes one call, or None: every pass goes step by step.
         lanes: how threads take images of their own, or None.
-        overflows: who is told of results past float16's range.
+        overflows: where results past float16's range are reported.
         waits: whether a pass is done when :meth:`run` returns.
         arena: memory that plans share which do not run at once, or None.
         devices: those on whose streams work is queued; the first is current while a pass runs.
@@ -191,7 +191,7 @@ class Plan:
             for device in self.devices:
                 with device.context:
                     device.synchronize()
-        except BaseException:  # the device's error, or Ctrl-C again: the first one is what is told
+        except BaseException:  # the device's error, or Ctrl-C again: the first one is reported
             _ABANDONED.append(self)
 
     def _run(self) -> None:

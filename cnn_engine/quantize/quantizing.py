@@ -228,7 +228,7 @@ def quantize(
         max_loss: what :attr:`Quantized.loss` may be: as few layers as that needs stay float. None: none but
             ``keep``.
         device: that calibrates.
-        progress: is told what is being done.
+        progress: called with what is being done.
 
     Raises:
         InputError: the model, the images or an option is at fault.

@@ -36,8 +36,8 @@ def summary(found: Inspection) -> list[tuple[str, str]]:
         ("nodes", f"{len(graph.nodes)}, after rewrites took {taken} of {len(found.given.nodes)}"),
         *((f"layers on {facts.name}", str(len(facts.running))) for facts in found.on.values()),
         ("parameters", f"{units.count(found.parameters)}, {units.size(found.parameter_bytes)}"),
-        ("FLOPs a pass", f"{units.number(found.flops / 1e9)} G (two a multiply-add)"),
-        ("bytes a pass", f"{units.size(found.bytes)}, every tensor of every node once"),
+        ("FLOPs per pass", f"{units.number(found.flops / 1e9)} G (two a multiply-add)"),
+        ("bytes per pass", f"{units.size(found.bytes)}, every tensor of every node once"),
         (
             "peak memory",
             f"{units.size(found.peak_bytes)} of activations on the CPU, of which "

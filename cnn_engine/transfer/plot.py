@@ -46,7 +46,7 @@ def draw(one: Analysis, path: Path) -> None:
     _residuals(residual, one)
     _rates(rate, one)
     for axes in (linear, small, residual, rate):
-        axes.set_xlabel("images a batch")
+        axes.set_xlabel("images per batch")
         axes.grid(True, which="major", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         _batch_ticks(axes, one.batches)

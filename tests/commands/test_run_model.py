@@ -15,7 +15,7 @@ onnx = pytest.importorskip("onnx")
 
 @pytest.fixture
 def model(tmp_path, rng):
-    """A file with a convolution, an operator that has no kernel of ours, and a row an image."""
+    """A file with a convolution, an operator that has no kernel of ours, and a row per image."""
     helper, proto = onnx.helper, onnx.TensorProto
     weight = rng.standard_normal((4, 3, 3, 3)).astype(np.float32)
     graph = helper.make_graph(

@@ -211,7 +211,7 @@ def compiled(name: str, weights: dict[str, np.ndarray], dtype: str):
 
 
 def wanted_of(name: str, weights: dict[str, np.ndarray], images: np.ndarray) -> np.ndarray:
-    """Returns what the chain makes, in float64, a row an image."""
+    """Returns what the chain makes, in float64, a row per image."""
     network, count = CHAINS[name]
     op = chain(network.graph(1, True, weights), "float32", count).op
     rows = op.reference(images, *(weights[each] for each in op.inputs[1:]))
@@ -255,7 +255,7 @@ def test_against_reference(name, dtype, count, gpu, rng):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CHAINS)
 def test_batches_make_the_same_probabilities(name, gpu, rng):
-    """A cluster an image, a block an image, many images a block: sums in other orders, as little apart."""
+    """A cluster an image, a block an image, many images per block: sums in other orders, as little apart."""
     weights = random_weights(CHAINS[name][0], rng)
     images = rng.integers(0, 256, (600, *CHAINS[name][0].input_shape), np.uint8)
     kernels = compiled(name, weights, "float32")

@@ -124,7 +124,7 @@ MUTANTS = [
         "units.share(seconds, profile.wall_s)", "units.share(seconds, profile.kernel_s)",
         "test_figures.py::test_a_share_of_the_wall_time_is_of_the_wall_time",
     ),
-    # ---- the laboratory ----
+    # ---- the measurement tools ----
     mutant(
         "another constant than Hansen's", "cnn_engine/transfer/regression.py",
         "HANSEN_95 = 7.35", "HANSEN_95 = 6.5",

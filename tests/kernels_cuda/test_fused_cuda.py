@@ -47,7 +47,7 @@ NETWORKS = {"cifar10": CIFAR10, "ece408": ECE408}
 LAYERS = {"cifar10": 11, "ece408": 4}
 
 #: One image; less than a tile; around a warp and a multiprocessor's share; every route of the kernels
-#: (a cluster an image, a block an image, many images a block).
+#: (a cluster an image, a block an image, many images per block).
 BATCHES = [1, 2, 3, 16, 17, 31, 33, 127, 133, 1001]
 
 #: Passes over one batch that must all give the same: a race shows in some. A sanitizer needs to see one.
@@ -233,7 +233,7 @@ PARTS = {
 
 
 def run_timed(kernels, images, runs: int):
-    """Runs instrumented kernels; returns the last result, the parts' ticks, and seconds a run by events."""
+    """Runs instrumented kernels; returns the last result, the parts' ticks, and seconds per run by events."""
     import cupy
 
     stream = cupy.cuda.Stream(non_blocking=True)

@@ -202,8 +202,8 @@ class Resources:
 
     Attributes:
         registers: a thread.
-        shared: bytes a block, static ones; dynamic ones come with the launch.
-        local: bytes a thread of memory that stands in for registers: spills, and arrays with indices.
+        shared: bytes per block, static ones; dynamic ones come with the launch.
+        local: bytes per thread of memory that stands in for registers: spills, and arrays with indices.
         threads: the most that a block may have.
     """
 

@@ -199,7 +199,7 @@ def geometry(
         sizes.append(found)
     threads = sizes[1][0] * sizes[1][1] * sizes[1][2]
     if threads > 1024:
-        raise expected(f"{read.path}:{launch.line}", "at most 1024 threads a block", threads)
+        raise expected(f"{read.path}:{launch.line}", "at most 1024 threads per block", threads)
     shared = _evaluated(read, launch, launch.shared, given)
     if isinstance(shared, tuple) or not 0 <= shared <= most_shared:
         raise expected(
@@ -219,7 +219,7 @@ def _cuda_call(read, call, launch, positions, given, shape) -> Callable[..., Non
     if threads > needs.threads:
         raise expected(
             f"{read.path}:{launch.line}",
-            f"at most {needs.threads} threads a block, for {needs.registers} registers a thread", threads,
+            f"at most {needs.threads} threads per block, for {needs.registers} registers per thread", threads,
         )  # fmt: skip
     if shared + needs.shared > nvrtc.PLAIN_SHARED and shared:
         driver.funcSetAttribute(

@@ -18,7 +18,7 @@ from ..rewriting import Rewrites, absent, constant, covering, folded_affine, onl
 
 @dataclass
 class _Prologue:
-    """What ``nodes`` do to x: times ``affine``'s or ``factors``' numbers a channel, at least ``floor``."""
+    """What ``nodes`` do to x: times ``affine``'s or ``factors``' numbers per channel, at least ``floor``."""
 
     x: str
     nodes: list[Node] = field(default_factory=list)
@@ -30,7 +30,7 @@ class _Prologue:
 def fuse_prologues(graph: Graph, run: int = 1) -> Graph:
     """Has 1x1 convolutions scale, shift and clamp what they read, as they read it.
 
-    The batch norm, the relu or the product with one number a channel of an image that did so go, where no
+    The batch norm, the relu or the product with one number per channel of an image that did so go, where no
     one else reads what they make.
 
     Args:

@@ -115,7 +115,7 @@ class _Layout:
     width: int
 
     def spread(self, array: np.ndarray, axis: int, rest: float = 0) -> np.ndarray:
-        """Returns ``array``, of one number a channel along ``axis``, with ``rest`` between them."""
+        """Returns ``array``, of one number per channel along ``axis``, with ``rest`` between them."""
         shape = list(array.shape)
         shape[axis] = self.width
         found = np.full(shape, rest, array.dtype)
