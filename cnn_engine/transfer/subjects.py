@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from .. import workload
-from ..errors import InputError, expected
+from ..errors import InputError, UnsupportedError, expected
+from ..graph.form import form_of
 
 DIRECTIONS = ("h2d", "d2h")
 MEMORIES = ("pageable", "pinned")
@@ -115,13 +116,21 @@ def find(name: str) -> Subject:
 def of_model(path: str, **given: Any) -> Subject:
     """Returns the images of an ONNX model, in its input's type, and its weights.
 
+    What comes out of it, and how much, does not matter here.
+
     Args:
         given: of :func:`cnn_engine.graph.onnx.load`.
 
     Raises:
-        InputError: the model is at fault, or its input is no images.
+        InputError: the model is at fault.
+        UnsupportedError: its input is no images of a size that is known.
     """
     network = workload.of_model(path, **given).network
+    form = form_of(network, network.base)
+    if not form.is_of_images or form.sizes_of is not None:
+        found = ", ".join(f"{v.name} {v.dtype} {list(v.shape)}" for v in network.inputs) or "none"
+        wanted = "one input, images [N, C, H, W] of a known size (--input-shape)"
+        raise UnsupportedError(f"{path}: expected {wanted}, found {found}")
     weights = {n: a for n, a in network.base.constants.items() if a.dtype == np.float32}
     return Subject(
         network.name, network.input_shape, {name: array.shape for name, array in weights.items()},

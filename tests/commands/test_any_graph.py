@@ -10,7 +10,8 @@ import pytest
 from onnx import TensorProto, helper
 from onnx_models import model, tensor
 
-from cnn_engine import characterize, run
+from cnn_engine import UnsupportedError, characterize, run
+from cnn_engine.transfer import subjects
 
 PLAIN = ["--device", "cpu", "--threads", "1"]
 
@@ -138,3 +139,12 @@ def test_characterize_takes_a_detector(detector, tmp_path):
     words = ["--model", detector, "--batch", "1,3", "--duration", "0.01", "--settle", "0.01"]
     more = ["--no-plot", "--quiet", "--output", str(tmp_path / "c")]
     assert characterize.main([*words, *more, *PLAIN]) == 0
+
+
+def test_transfer_takes_the_images_of_a_detector_and_no_other_inputs(detector, audio):
+    found = subjects.of_model(detector)
+    assert (found.shape, found.dtype, found.image_bytes("float32")) == ((3, 6, 6), "float32", 432)
+    with pytest.raises(
+        UnsupportedError, match=r"expected one input, images .*, found wave float32"
+    ):
+        subjects.of_model(audio)
