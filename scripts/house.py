@@ -6,6 +6,7 @@ with ``python scripts/house.py``.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -128,6 +129,7 @@ def predict_calls() -> str:
 
 def main() -> int:
     """Prints the calls."""
+    argparse.ArgumentParser(description=main.__doc__).parse_args()
     print(predict_calls())
     return 0
 
