@@ -154,7 +154,7 @@ class Engine:
                 "any but stream, which splits images into chunks, for a network of other arrays"
             )
             raise expected("data_mode", wanted, "stream")
-        #: Images a pass, where the model is for so many alone.
+        #: Images per pass, where the model is for so many alone.
         self._only_batch = self.form.only_batch
         #: Of a network with one output of float32, the shape of an image's part of it.
         self._row: tuple[int, ...] | None = None

@@ -143,7 +143,7 @@ class Metrics:
         self._gauges = {
             "images": gauge("images", "Images done by this command"),
             "rate": gauge(
-                "images_per_second", "Images a second over the last seconds, without bad ones"
+                "images_per_second", "Images per second over the last seconds, without bad ones"
             ),
             "fraction": gauge("progress_ratio", "Share of the work that is done"),
             "eta_s": gauge("remaining_seconds", "Expected time to the end"),

@@ -46,14 +46,14 @@ GPU_PART = 32
 #: Images of a pass on a GPU whose copies overlap with nothing.
 GPU_BYTES = 256 << 20
 
-#: Images a pass on the CPU: enough to share out, few enough to stay in its caches and for Ctrl-C to be heard.
+#: Images per pass on the CPU: enough to share out, few enough for its caches and for Ctrl-C to be heard.
 CPU_FUSED = 1024
 CPU_FUSED_A_THREAD = 64
 CPU_LAYERED = 64
 CPU_LEAST = 4
 CPU_ACTIVATIONS = 32 << 20
 
-#: Images a pass in the data modes that show what copies cost.
+#: Images per pass in the data modes that show what copies cost.
 TO_SHOW = 100
 
 

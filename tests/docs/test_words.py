@@ -24,6 +24,24 @@ NAMES = {
     "makes_block": "why_not_fuse", "makes_means": "why_not_fuse", "normalizes": "why_not_fuse",
     "joins_layers": "why_not_fuse", "runs_on": "requires", "telling": "progress",
 }  # fmt: skip
+#: The same, of Python alone: C++ has other meanings for some of them.
+PYTHON = {
+    "is_stored": "uses_storage_dtype", "takes_up": "packs_input", "takes_columns": "allows_pitch",
+    "takes_pitch": "allows_pitch", "takes_stream": "accepts_stream", "goes_on": "has_rest",
+    "reads_ahead": "reads_early", "chained": "fused_layers", "is_mean_of_places": "is_spatial_mean",
+    "exchanged": "swapped", "told": "describe, progress", "convolve_products": "convolve_matmuls",
+    "fuse_neighbours": "fuse_conv_pairs", "fuse_gate_means": "fuse_squeeze_excite",
+    "scale_by_gates": "fuse_excite_scales", "fuse_functions_of_rows": "fuse_linear_activations",
+    "recognise_functions": "recognise_activations", "plain_convolutions": "lower_convolutions",
+    "pool_first": "pool_before_convolutions",
+}  # fmt: skip
+#: Phrases of docstrings, comments and messages of the package.
+PHRASES = {
+    r"\blaboratory\b": "measurement tools",
+    r"(?<!take )(?<!takes )\bin turns\b": "interleaved",
+    r"\bblocks that stay\b": "persistent blocks",
+    r"\b(?:images|bytes|rows|threads|calls|registers) a (?:second|pass|thread|block|call)\b": "per",
+}
 #: Attributes of records and calls.
 ATTRIBUTES = {
     "operands": "compute_dtype", "stored": "storage_dtype", "alike": "same_storage",
@@ -69,6 +87,27 @@ def test_identifiers_have_the_fields_names():
         f"{path.relative_to(ROOT)}: {name} -> {NAMES[name]}"
         for path in SOURCES
         for name in sorted(names(path) & NAMES.keys())
+    ]
+    assert not found
+
+
+def test_python_has_the_fields_names():
+    found = [
+        f"{path.relative_to(ROOT)}: {name} -> {PYTHON[name]}"
+        for path in SOURCES
+        if path.suffix == ".py"
+        for name in sorted(names(path) & PYTHON.keys())
+    ]
+    assert not found
+
+
+def test_text_of_the_package_has_the_fields_words():
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]!r}: write {instead}"
+        for path in SOURCES
+        if path.suffix == ".py"
+        for phrase, instead in PHRASES.items()
+        for match in re.finditer(phrase, path.read_text(encoding="utf-8"), re.IGNORECASE)
     ]
     assert not found
 
