@@ -137,7 +137,7 @@ def _read(form: Form, path: str, images: int | None) -> Dataset:
     if labels is not None and labels.min() < 0:
         raise expected(path, "labels from 0 on", labels.min())
     taken = count if images is None else images
-    made = {name: np.ascontiguousarray(found[name]) for name in inputs}
+    made = {name: np.require(found[name], requirements="C") for name in inputs}
     samples = _samples(form, made, count)[:taken]
     given = samples.arrays[alone] if form.is_images_to_rows else samples
     return Dataset(Path(path).name, path, given, None if labels is None else labels[:taken])
