@@ -185,7 +185,9 @@ using Direct = DirectOf<Float32>;
 template <typename Lane, typename P>
 CNN_ENGINE_INLINE void write_place(const P& prologue, const typename Lane::Input* from,
                                    typename Lane::Unit* to, const Conv2dShape& p) {
-  const int groups = Lane::kChannels == 1 ? 1 : p.groups, channels = p.c / groups;
+  // Groups that fill their units follow one another as they are.
+  const bool fills = p.group_channels() % Lane::kChannels == 0;
+  const int groups = fills ? 1 : p.groups, channels = p.c / groups;
   for (int g = 0; g < groups; ++g) {
     prologue.write(from + g * channels, to + g * units<Lane>(channels), channels, g * channels);
   }
