@@ -47,15 +47,23 @@ double winograd_cost(const Operation& op, const Tile& tile, const FusedKernels& 
   return tiles * (products * op.c * k + 2 * frequencies * c + 2 * sums * k) + test;
 }
 
+// A side of a tile: its outputs and taps, the steps of the taps of that side and of the other, and
+// how channels add up (error_gains).
+struct Side {
+  int outputs, taps, tap, other;
+  double alike;
+  bool one_sum;
+};
+
 // How much of the input's square reaches the square of each output's rounding error,
 // [output][input] of a side of a tile, with signs at random: the sum over frequencies of the
 // squares of A^T's and B^T's factors and of the weights, each filter's as parts of its taps'
-// square, the largest of all. `tap` and `other` are the steps of the taps of that side and of the
-// other. Where an image's channels and neighbours are alike, products add up as the weights do:
-// `alike` times the squares of partial sums, over channels and, in `one_sum`, the other side's
-// taps.
-void error_gains(const LayerDescription& layer, int channels, int m, int r, int tap, int other,
-                 double alike, bool one_sum, double (&gains)[4][8]) {
+// square, the largest of all. Where an image's channels and neighbours are alike, products add up
+// as the weights do: `alike` times the squares of partial sums, over channels and, in `one_sum`,
+// the other side's taps.
+void error_gains(const LayerDescription& layer, int channels, const Side& side,
+                 double (&gains)[4][8]) {
+  const auto [m, r, tap, other, alike, one_sum] = side;
   const int finite = m + r - 2;
   const double (&points)[7] = points_of(finite);
   double g[8][5], weights[8] = {}, alike_weights[8] = {}, least = 1e300;
@@ -133,10 +141,10 @@ TileBound bound_of(const Operation& op, const Tile& tile, bool first, bool bfloa
   if (along_rows(tile)) {
     for (int i = 0; i < tile.h; ++i) std::fill_n(rows[i] + i, r, 1.0 / r);
   } else {
-    error_gains(layer, op.c, tile.h, r, r, 1, 0.0, false, rows);
+    error_gains(layer, op.c, {tile.h, r, r, 1, 0.0, false}, rows);
   }
   const double alike = op.c < kBoundChannels ? kAlike / rounding(sums, false) : 0.0;
-  error_gains(layer, op.c, tile.w, r, 1, r, alike, along_rows(tile), columns);
+  error_gains(layer, op.c, {tile.w, r, 1, r, alike, along_rows(tile)}, columns);
   const auto complete = [&](double (&gains)[4][8], int outputs, double& most) {
     for (int i = 0; i < outputs; ++i) {
       double sum = 0;
