@@ -29,6 +29,7 @@ from cnn_engine.workload import Dataset
 
 from . import dataset
 from .network import NETWORK
+from .recipe import Recipe
 
 try:
     import torch
@@ -100,7 +101,7 @@ def _choose_device(device: str) -> str:
     return "cuda" if available and device != "cpu" else "cpu"
 
 
-def _header(recipes: dict[str, training.Recipe], device: str, command: str, images: int) -> dict:
+def _header(recipes: dict[str, Recipe], device: str, command: str, images: int) -> dict:
     return {
         "command": command,
         "recipes": {name: asdict(recipe) for name, recipe in recipes.items()},
@@ -114,7 +115,7 @@ def _header(recipes: dict[str, training.Recipe], device: str, command: str, imag
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    recipe = training.Recipe()
+    recipe = Recipe()
     parser = cli.ArgumentParser(
         prog=f"python -m {__package__}.train",
         description="Trains the cifar10 network and writes its weights.",
@@ -183,14 +184,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
+    options = _options(arguments)
     if torch is None:
         raise InputError(
             "expected PyTorch (pip install 'cnn-engine[train]'), found no such package"
         )
-    options = _options(arguments)
     cli.check_outputs({"--output": options.output, "--log": options.log})
     device = _choose_device(options.device)
-    recipe = training.Recipe(
+    recipe = Recipe(
         epochs=options.epochs,
         batch_size=options.batch_size,
         learning_rate=options.learning_rate,
@@ -203,7 +204,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     recipes = {NETWORK.name: recipe}
     if options.teacher_epochs:
         # A large network overfits where a small one does not: smaller steps, more decay, more shift.
-        recipes["teacher"] = training.Recipe(
+        recipes["teacher"] = Recipe(
             epochs=options.teacher_epochs,
             batch_size=options.batch_size,
             learning_rate=0.003,
@@ -263,7 +264,7 @@ def _line(entry: dict) -> str:
 def _write_weights(
     path: Path,
     weights: dict[str, np.ndarray],
-    recipes: dict[str, training.Recipe],
+    recipes: dict[str, Recipe],
     final: dict[str, float],
 ) -> None:
     metadata = {

@@ -129,7 +129,10 @@ def of_model(path: str, **given: Any) -> Subject:
     form = form_of(network, network.base)
     if not form.is_of_images or form.sizes_of is not None:
         found = ", ".join(f"{v.name} {v.dtype} {list(v.shape)}" for v in network.inputs) or "none"
-        wanted = "one input, images [N, C, H, W] of a known size (--input-shape)"
+        wanted = "one input, images [N, C, H, W]"
+        if form.sizes_of is not None:
+            name, like = form.inputs[0].name, ",".join(map(str, form.inputs[0].shape))
+            wanted += f" of a known size: --input-shape {name}={like}"
         raise UnsupportedError(f"{path}: expected {wanted}, found {found}")
     weights = {n: a for n, a in network.base.constants.items() if a.dtype == np.float32}
     return Subject(

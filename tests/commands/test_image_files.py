@@ -148,7 +148,9 @@ def test_lists(tmp_path, folder):
         with pytest.raises(InputError) as error:
             found(text)
         assert words in str(error.value)
-    with pytest.raises(InputError, match="expected labels that the network's classes have, found 'bat'"):
+    with pytest.raises(
+        InputError, match="expected labels that the network's classes have, found 'bat'"
+    ):
         found("a.jpg bat\n", classes)
 
 

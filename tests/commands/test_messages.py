@@ -16,7 +16,7 @@ from cnn_engine.errors import InputError, UnsupportedError, did_you_mean
         ("dtype", "fp16", "float16"), ("dtype", "BF16", "bfloat16"), ("dtype", "flot32", "float32"),
         ("device", "gpu", "cuda"), ("device", "gpu:1", "cuda:1"), ("device", "cdua", "cuda"),
         ("variant", "tild", "tiled"), ("data_mode", "managd", "managed"),
-        ("network", "fashion_mnist", "ece408"), ("network", "cifar", "cifar10"),
+        ("network", "ece40", "ece408"), ("network", "cifar", "cifar10"),
     ],
 )  # fmt: skip
 def test_what_was_probably_meant(name, value, hint, capsys):

@@ -368,7 +368,16 @@ def test_on_a_gpu(capsys, data_mode):
 def test_every_command_says_its_version_and_lists_what_it_can_name(command, capsys):
     assert __main__.main([command, "--version"]) == 0
     assert capsys.readouterr().out == f"cnn_engine {cnn_engine.__version__}\n"
-    if command in ("compare", "kernel", "inspect", "export", "download", "completion", "doctor"):
+    if command in (
+        "compare",
+        "kernel",
+        "inspect",
+        "export",
+        "download",
+        "completion",
+        "doctor",
+        "quantize",
+    ):
         assert __main__.main([command, "--list"]) == 2  # which takes no name of these
         return
     assert __main__.main([command, "--list"]) == 0

@@ -19,8 +19,8 @@ from cnn_engine.locks import ForkSafeLock, cached_property
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 
-#: Is never waited for: it says that a recording is under way.
-MARKS = {"measure/cupti/activity.py"}
+#: Are never waited for: they say that a recording is under way, that an arena is in use.
+MARKS = {"measure/cupti/activity.py", "engine/plan_cache.py"}
 
 
 def in_a_child(body) -> bool:

@@ -283,7 +283,8 @@ def test_many_float16_outputs_take_no_time_squared():
         return time.process_time() - start
 
     seconds(50)
-    assert seconds(3200) < 20 * seconds(400)  # 36 where each goes over all nodes
+    # 36 where each goes over all nodes; the least of three, since others disturb.
+    assert min(seconds(3200) for _ in range(3)) < 20 * min(seconds(400) for _ in range(3))
 
 
 @pytest.mark.parametrize("mode", ["DCR", "CRD"])
