@@ -34,7 +34,7 @@ $compiler "${flags[@]}" -Itests/native/cuda_stand_in csrc/runtime/file_reader.cp
   "${link[@]}" -pthread -o "$build/file_reader_test"
 "${run[@]}" "$build/file_reader_test"
 compile() {  # FLAGS NAME SOURCE: one command, on a line
-  echo "$compiler ${flags[*]} $1 -c $3 -o $build/$2-$(basename "$3").o"
+  echo "$compiler ${flags[*]} $1 -c $3 -o $build/$2-${3//\//-}.o"
 }
 {
   for set in "${!sets[@]}"; do
