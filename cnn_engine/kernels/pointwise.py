@@ -202,7 +202,6 @@ ROWS: list[Kernel] = [
         "cpu",
         _make_region,
         why_not=region_why_not,
-        why_not_fuse=lambda node, graph, device: region_why_not(node, graph),
         prepare=lambda node, graph, device: steps_of(node.op),
         packs=(),
         in_place=True,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -238,7 +239,27 @@ class Lowering:
     def conv(self, node: Node) -> str | None:
         """Lowers a convolution; returns why it cannot be, or None."""
         op = node.op
-        if op.activation is not None or not absent(node, 3):
+        record = partial(
+            QuantizedConv2d,
+            stride=op.stride,
+            padding=op.padding,
+            dilation=op.dilation,
+            groups=op.groups,
+        )
+        return self.layer(node, record, adds=True)
+
+    def linear(self, node: Node) -> str | None:
+        """Lowers a linear layer; returns why it cannot be, or None."""
+        return self.layer(node, QuantizedLinear, adds=False)
+
+    def layer(self, node: Node, record: Callable[..., Operator], adds: bool) -> str | None:
+        """Lowers a layer of weights; returns why it cannot be, or None.
+
+        Args:
+            record: makes the layer's record of the type and range of what it makes.
+            adds: whether the record takes a residual.
+        """
+        if node.op.activation is not None or not absent(node, 3):
             return "it has an epilogue of floats"
         found = self.operands(node, 0)
         if isinstance(found, str):
@@ -259,32 +280,9 @@ class Lowering:
                     self.number(node, "residual_scale", step, "float32"),
                     self.zero(node, "residual_zero", end.residual),
                 )
-            made = QuantizedConv2d(
-                end.dtype, **end.range, stride=op.stride, padding=op.padding, dilation=op.dilation,
-                groups=op.groups,
-            )  # fmt: skip
-            return made, (x.integers.name, weight, *rest, *more)
+            return record(end.dtype, **end.range), (x.integers.name, weight, *rest, *more)
 
-        return self.finish(node, make, ending(self.graph, node, adds=True))
-
-    def linear(self, node: Node) -> str | None:
-        """Lowers a linear layer; returns why it cannot be, or None."""
-        if node.op.activation is not None:
-            return "it has an epilogue of floats"
-        found = self.operands(node, 0)
-        if isinstance(found, str):
-            return found
-        x, w = found
-
-        def make(end: Ending):
-            bias = None if absent(node, 2) else node.inputs[2]
-            given = self.parameters(node, x, w, bias, end)
-            if isinstance(given, str):
-                return given
-            weight, rest = given
-            return QuantizedLinear(end.dtype, **end.range), (x.integers.name, weight, *rest)
-
-        return self.finish(node, make, ending(self.graph, node))
+        return self.finish(node, make, ending(self.graph, node, adds=adds))
 
     def matmul(self, node: Node) -> str | None:
         """Lowers a product of matrices, by a constant to a linear layer; returns why not, or None."""
