@@ -90,6 +90,24 @@ def test_what_the_engine_makes_is_the_reference(rng, instruction_set, one):
         assert layer.kernel == "int8", (record, layer)
 
 
+def test_weights_are_there_until_they_are_packed(rng, monkeypatch):
+    """A transposed constant is copied first: memory of the copy must not be free while it is read."""
+    weight, x = numbers(rng, "int8", 33, 14).T, numbers(rng, "int8", 5, 33)
+    op, pack = QuantizedLinear("float32"), _cpu.quantized_conv2d_pack
+
+    def overwrite_what_is_free(*arguments):
+        free = [np.full(weight.size, 99, np.int16) for _ in range(8)]
+        pack(*arguments)
+        del free
+
+    monkeypatch.setattr(_cpu, "quantized_conv2d_pack", overwrite_what_is_free)
+    constants = {"w": weight, "s": scale(rng, 14)}
+    node = Node("layer", op, ("x", "w", "s"), ("y",))
+    graph = Graph("layer", (Value("x", x.shape, "int8"),), ("y",), (node,), constants)
+    found = Engine(graph, device="cpu").run({"x": x})["y"]
+    np.testing.assert_array_equal(found, op.reference(x, weight, constants["s"]).astype(f32))
+
+
 def test_packed_weights_of_other_instructions_are_refused(rng):
     shape = _cpu.Conv2dShape(1, 4, 1, 1, 4, 1, 1, 1, 1, 0, 0)
     kind = _cpu.ElementType.int8

@@ -17,7 +17,7 @@ from ...operators.quantized import EIGHT_BITS
 from ...types import INTEGER_RANGES
 from .. import pooling
 from ..convolution import nothing_to_read
-from ..kernel import Bound, Call, Kernel, upload
+from ..kernel import Bound, Call, Kernel, packed, upload
 
 #: Places of the inputs of quantized_conv2d; those of quantized_linear are the first seven.
 X, WEIGHT, SCALE, BIAS, X_ZERO, W_ZERO, Y_ZERO, RESIDUAL, RESIDUAL_SCALE, RESIDUAL_ZERO = range(10)
@@ -96,18 +96,18 @@ def _pack(node: Node, graph: Graph, device: Any) -> _Packed:
         weight -= zero.astype(np.int16).reshape(-1, *[1] * (weight.ndim - 1))
     largest = max(int(weight.max()), -1 - int(weight.min()), 0)
     shape, types = _shape(node, graph.inputs_of(node)), _types(node, graph)
-    buffer = device.allocate(_cpu.quantized_conv2d_packed(shape, largest))
-    arrays = (_constant(node, graph, place) for place in (BIAS, SCALE))
-    kept = [None if array is None else upload(array, device) for array in arrays]
-    _cpu.quantized_conv2d_pack(
-        upload(weight, device).address,
-        *(0 if one is None else one.address for one in kept),
-        buffer.address,
-        shape,
-        types,
-        largest,
-    )
-    return _Packed(buffer, types)
+
+    def fill(address: int) -> Any:
+        source, bias, scale = (
+            None if array is None else upload(array, device)
+            for array in (weight, *(_constant(node, graph, place) for place in (BIAS, SCALE)))
+        )
+        parameters = (0 if buffer is None else buffer.address for buffer in (bias, scale))
+        _cpu.quantized_conv2d_pack(source.address, *parameters, address, shape, types, largest)
+        return source, bias, scale
+
+    nbytes = _cpu.quantized_conv2d_packed(shape, largest)
+    return _Packed(packed(device, nbytes, fill), types)
 
 
 def _packed_for(node: Node, graph: Graph, device: Any) -> str:
