@@ -275,6 +275,20 @@ def test_a_function_that_clips_is_the_range_of_its_integers(rng, op, low, high):
     assert not refused
 
 
+def test_a_range_of_one_integer_is_no_whole_type(rng):
+    for op, zero in ((Relu(), 127), (Clip(-2.0, 0.0), -128)):
+        net = Built()
+        x, w = net.input("x", (2, 4, 6, 5)), net.weight(int8(rng, 6, 4, 1, 1), 0.02)
+        y = net(op, net(Conv2d(), x, w))
+        inputs = tuple(net.inputs)
+        graph = Graph("g", inputs, (net.quantize(y, 0.07, zero),), tuple(net.nodes), net.constants)
+        lowered = passes.lower_qdq(graph)
+        given = {"x": int8(rng, 2, 4, 6, 5)}
+        (found,) = reference(lowered, given).values()
+        assert kinds(lowered) == ["quantized_conv2d"]
+        assert np.array_equal(found, np.full_like(found, zero))
+
+
 @pytest.mark.parametrize("order", [0, 1])
 def test_a_residual_is_added_before_rounding(rng, order):
     net = Built()

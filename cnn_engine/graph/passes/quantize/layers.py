@@ -94,17 +94,15 @@ def ending(graph: Graph, node: Node, adds: bool = False) -> Ending:
     found = quantizes(graph, user)
     if found is None or not found.is_8_bit:
         return Ending([], node.outputs[0])
-    limits = [_integer(found, limit) for limit in (low, high)]
-    return Ending([*nodes, user], user.outputs[0], residual, found, *limits)
-
-
-def _integer(output: Quantized, limit: float) -> int | None:
-    """Returns what a limit is among the output's integers, or None: the type's own."""
-    dtype = output.integers.dtype
+    dtype = found.integers.dtype
     with np.errstate(all="ignore"):
-        v = np.float32(limit) / output.step
-    number = int(saturated(np.asarray(v), output.offset, dtype, None, None))
-    return None if number in INTEGER_RANGES[dtype] else number
+        steps = np.float32((low, high)) / found.step
+    numbers = saturated(steps, found.offset, dtype, None, None).tolist()
+    limits = (
+        None if number == own else number
+        for number, own in zip(numbers, INTEGER_RANGES[dtype], strict=True)
+    )
+    return Ending([*nodes, user], user.outputs[0], residual, found, *limits)
 
 
 class Lowering:
