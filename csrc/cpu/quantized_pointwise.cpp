@@ -3,6 +3,7 @@
 
 #include "cpu/channels.h"
 #include "cpu/requantize.h"
+#include "cpu/strided.h"
 #include "ops/window.h"
 #include "runtime/parallel.h"
 
@@ -32,6 +33,50 @@ CNN_ENGINE_INLINE Vec<W> steps_of(const std::uint8_t* q, const Steps& steps) {
 template <int W>
 CNN_ENGINE_INLINE void store_as(const Steps& steps, Vec<W> v, std::uint8_t* y) {
   store_rounded<W>(v, steps.zero, steps.low, steps.high, y);
+}
+
+// y = value(width, a, b) of every element of two tensors that are broadcast to y's shape, where a
+// and b point to `width` bytes.
+template <typename Value>
+void combine(const void* a, const void* b, void* y, const BinaryShape& shape, const Steps& given,
+             int threads, const Value& value) {
+  std::int64_t strides[3][kMaxDims];
+  for (int d = 0; d < kMaxDims; ++d) {
+    strides[0][d] = shape.out_strides[d];
+    strides[1][d] = shape.x_strides[d];
+    strides[2][d] = shape.y_strides[d];
+  }
+  const Strided<3> walk = collapse<3>(shape.dims, strides);
+  if (walk.size == 0) return;
+  const Steps steps = given;
+  const int last = walk.rank - 1;
+  const auto step = [&](int operand) {
+    return walk.rank ? walk.strides[operand][last] : 1;
+  };
+  const std::int64_t y_step = step(0), a_step = step(1), b_step = step(2);
+  const auto* first = static_cast<const std::uint8_t*>(a);
+  const auto* second = static_cast<const std::uint8_t*>(b);
+  auto* to = static_cast<std::uint8_t*>(y);
+  for_each_run(walk, 1, threads, [=](const std::int64_t* at, std::int64_t count) {
+    std::uint8_t a_same[kWide], b_same[kWide];  // what repeats along the run
+    __builtin_memset(a_same, first[at[1]], kWide);
+    __builtin_memset(b_same, second[at[2]], kWide);
+    const auto run = [&](auto width, std::int64_t i) {
+      store_as<decltype(width)::value>(steps,
+                                       value(width, a_step ? first + at[1] + i * a_step : a_same,
+                                             b_step ? second + at[2] + i * b_step : b_same),
+                                       to + at[0] + i * y_step);
+    };
+    const bool side_by_side = y_step == 1 && a_step >> 1 == 0 && b_step >> 1 == 0;
+    if (!side_by_side) {
+      for (std::int64_t i = 0; i < count; ++i) run(std::integral_constant<int, 1>(), i);
+      return;
+    }
+    for (std::int64_t i = 0; i < count; i += kBlock) {
+      for_channels(static_cast<int>(count - i < kBlock ? count - i : kBlock),
+                   [&](auto width, int c) { run(width, i + c); });
+    }
+  });
 }
 
 template <typename Entry>
@@ -102,16 +147,23 @@ void lookup(const void* q, const void* table, void* y, std::int64_t size, int en
   }
 }
 
-void quantized_add(const void* a, const void* b, void* y, std::int64_t size, const Steps& of_a,
-                   const Steps& of_b, const Steps& of_y, int threads) {
-  const Steps a_steps = of_a, b_steps = of_b, y_steps = of_y;
-  const auto* first = static_cast<const std::uint8_t*>(a);
-  const auto* second = static_cast<const std::uint8_t*>(b);
-  auto* to = static_cast<std::uint8_t*>(y);
-  for_elements(size, threads, [&](auto width, std::int64_t i) {
+void quantized_add(const void* a, const void* b, void* y, const BinaryShape& shape,
+                   const Steps& of_a, const Steps& of_b, const Steps& of_y, int threads) {
+  const Steps a_steps = of_a, b_steps = of_b;
+  combine(a, b, y, shape, of_y, threads, [&](auto width, const auto* first, const auto* second) {
     constexpr int W = decltype(width)::value;
-    const Vec<W> own = steps_of<W>(first + i, a_steps) * a_steps.scale;
-    store_as<W>(y_steps, own + steps_of<W>(second + i, b_steps) * b_steps.scale, to + i);
+    const Vec<W> own = steps_of<W>(first, a_steps) * a_steps.scale;
+    return own + steps_of<W>(second, b_steps) * b_steps.scale;
+  });
+}
+
+void quantized_mul(const void* a, const void* b, void* y, const BinaryShape& shape,
+                   const Steps& of_a, const Steps& of_b, const Steps& of_y, int threads) {
+  const Steps a_steps = of_a, b_steps = of_b;
+  const float scale = of_y.scale;
+  combine(a, b, y, shape, of_y, threads, [&](auto width, const auto* first, const auto* second) {
+    constexpr int W = decltype(width)::value;
+    return steps_of<W>(first, a_steps) * steps_of<W>(second, b_steps) * scale;  // exact, then not
   });
 }
 

@@ -4,14 +4,16 @@
 //   dequantize_linear    y = float(q - zero) * scale
 //   lookup               y = table[q], by the bits of q; entries of 1 or 4 bytes
 //   quantized_add        v = float(a - a.zero) * a.scale + float(b - b.zero) * b.scale
+//   quantized_mul        v = float((a - a.zero) * (b - b.zero)) * y.scale
 //   quantized_mean       v = float(sum of (x - x.zero)) * x.scale; the sum is int32
 //   quantized_max_pool2d the largest of a window, over images whose channels lie side by side
 //
 // and y = clamp(round_half_even(v) + y.zero, y.low, y.high). Every operation on floats is rounded
-// by itself, and a NaN gives low. Layouts: contiguous; x of the mean is [outer, count, inner], y
-// [outer, inner]; images [N,H,W,C].
+// by itself, and a NaN gives low. Layouts: contiguous, but a and b through strides of their own, as
+// binary.h's; x of the mean is [outer, count, inner], y [outer, inner]; images [N,H,W,C].
 #pragma once
 
+#include "ops/binary.h"
 #include "ops/max_pool2d.h"
 #include "ops/types.h"
 
@@ -43,8 +45,10 @@ void quantize_linear(const float* x, void* y, std::int64_t size, const Steps& st
 void dequantize_linear(const void* q, float* y, std::int64_t size, const Steps& steps, int threads);
 void lookup(const void* q, const void* table, void* y, std::int64_t size, int entry_bytes,
             int threads);
-void quantized_add(const void* a, const void* b, void* y, std::int64_t size, const Steps& a_steps,
-                   const Steps& b_steps, const Steps& y_steps, int threads);
+void quantized_add(const void* a, const void* b, void* y, const BinaryShape& shape,
+                   const Steps& a_steps, const Steps& b_steps, const Steps& y_steps, int threads);
+void quantized_mul(const void* a, const void* b, void* y, const BinaryShape& shape,
+                   const Steps& a_steps, const Steps& b_steps, const Steps& y_steps, int threads);
 void quantized_mean(const void* x, void* y, const MeanShape& shape, const Steps& x_steps,
                     const Steps& y_steps, int threads);
 void quantized_max_pool2d(const void* x, void* y, const MaxPool2dShape& shape, ElementType type,

@@ -12,9 +12,12 @@ from cnn_engine.operators.channels_last import MaxPool2dNhwc
 from cnn_engine.operators.quantized import DequantizeLinear, Lookup, QuantizeLinear
 from cnn_engine.operators.quantized_conv2d import QuantizedConv2dNhwc
 from cnn_engine.operators.quantized_linear import QuantizedLinear
-from cnn_engine.operators.quantized_pointwise import QuantizedAdd, QuantizedMean
+from cnn_engine.operators.quantized_pointwise import QuantizedAdd, QuantizedMean, QuantizedMul
 
 f32 = np.float32
+
+#: Inputs that are no constants, where there are more than the first.
+COMPUTED = {"quantized_conv2d_nhwc": {0, 7}, "quantized_add": {0, 3}, "quantized_mul": {0, 2}}
 
 
 def numbers(rng, dtype, *shape):
@@ -52,14 +55,12 @@ def cases(rng, one, other):
     yield DequantizeLinear(), [x, scale(rng)[()], zero]
     yield Lookup(), [x, numbers(rng, other, 256)]
     yield Lookup(), [x, numbers(rng, "float32", 256)]
-    sums = [
-        scale(rng)[()],
-        zero,
-        numbers(rng, other, *x.shape),
-        scale(rng)[()],
-        numbers(rng, other),
-    ]
-    yield QuantizedAdd(one, low=5), [x, *sums, zero]
+    for shape in (x.shape, (2, 1, 1, 19), (9, 1, 1), (1,)):
+        y = numbers(rng, other, *shape)
+        factors = scale(rng)[()], scale(rng)[()]
+        sums = [x, factors[0], zero, y, factors[1], numbers(rng, other)]
+        yield QuantizedAdd(one, low=5), [*sums, zero]
+        yield QuantizedMul(one, low=5), [y, sums[5], x, zero, factors[0] / 100, zero]
     for axes in ((1, 2), (3,), (0, 1, 2, 3)):
         factor = f32(scale(rng)[()] / np.prod([x.shape[axis] for axis in axes]))
         yield QuantizedMean(other, axes=axes), [x, zero, factor, numbers(rng, other)]
@@ -71,7 +72,7 @@ def cases(rng, one, other):
 def test_what_the_engine_makes_is_the_reference(rng, instruction_set, one):
     for record, arrays in cases(rng, one, "uint8" if one == "int8" else "int8"):
         names = [None if a is None else f"x{i}" for i, a in enumerate(arrays)]
-        computed = {0, 7} if "conv2d" in record.kind else {0, 3} if "add" in record.kind else {0}
+        computed = COMPUTED.get(record.kind, {0})
         given = {f"x{i}": a for i, a in enumerate(arrays) if i in computed}
         constants = {
             f"x{i}": np.asarray(a)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ...types import INTEGER_RANGES
 from .. import pooling
 from ..convolution import nothing_to_read
 from ..kernel import Bound, Call, Kernel, packed, upload
+from ..strided import MOST, repeated, row_major, walk
 
 #: Places of the inputs of quantized_conv2d; those of quantized_linear are the first seven.
 X, WEIGHT, SCALE, BIAS, X_ZERO, W_ZERO, Y_ZERO, RESIDUAL, RESIDUAL_SCALE, RESIDUAL_ZERO = range(10)
@@ -187,19 +189,56 @@ def _prepare_dequantize(node: Node, graph: Graph, device: Any) -> tuple[Any, ...
     return (_steps(node, graph, _dtype(node, graph), zero=2, scale=1),)
 
 
-def _not_same_shapes(node: Node, graph: Graph) -> str | None:
-    shapes = [graph.values[node.inputs[place]].shape for place in (0, 3)]
-    if shapes[0] != shapes[1]:
-        return f"expected two tensors of one shape, found {list(shapes[0])} and {list(shapes[1])}"
-    return _not_constant(node, graph, (1, 2, 4, 5, 6))
+@dataclass(frozen=True)
+class _Pair:
+    """Where the inputs of a sum or a product of two tensors stand; None: there is none."""
+
+    a: int
+    a_zero: int
+    a_scale: int | None
+    b: int
+    b_zero: int
+    b_scale: int | None
+    y_zero: int
+    y_scale: int | None
+
+    @property
+    def constants(self) -> tuple[int, ...]:
+        places = self.a_zero, self.a_scale, self.b_zero, self.b_scale, self.y_zero, self.y_scale
+        return tuple(place for place in places if place is not None)
 
 
-def _prepare_add(node: Node, graph: Graph, device: Any) -> tuple[Any, ...]:
+_PAIRS = {
+    "quantized_add": _Pair(0, 2, 1, 3, 5, 4, 6, None),
+    "quantized_mul": _Pair(0, 1, None, 2, 3, None, 5, 4),
+}
+
+
+def _not_pair(node: Node, graph: Graph) -> str | None:
+    places = _PAIRS[node.op.kind]
+    out = graph.values[node.outputs[0]].shape
+    shapes = [graph.values[node.inputs[place]].shape for place in (places.a, places.b)]
+    if walk(out, *(repeated(shape, out) for shape in shapes), row_major(out)) is None:
+        return f"expected at most {MOST} dimensions that cannot be joined, found more"
+    return _not_constant(node, graph, places.constants)
+
+
+def _prepare_pair(node: Node, graph: Graph, device: Any) -> tuple[Any, ...]:
+    places = _PAIRS[node.op.kind]
     return (
-        _steps(node, graph, _dtype(node, graph), zero=2, scale=1),
-        _steps(node, graph, _dtype(node, graph, 3), zero=5, scale=4),
-        _output_steps(node, graph, zero=6),
+        _steps(node, graph, _dtype(node, graph, places.a), places.a_zero, places.a_scale),
+        _steps(node, graph, _dtype(node, graph, places.b), places.b_zero, places.b_scale),
+        _output_steps(node, graph, places.y_zero, places.y_scale),
     )
+
+
+def _make_pair(call: Call) -> Bound:
+    kind, (out,) = call.node.op.kind, call.outputs
+    operands = _PAIRS[kind].a, _PAIRS[kind].b
+    steps = [repeated(call.inputs[place].shape, out.shape) for place in operands]
+    shape = _cpu.BinaryShape(*chain(*walk(out.shape, *steps, row_major(out.shape))))
+    sources = (call.input_addresses[place] for place in operands)
+    return call.native(kind, *sources, call.output_addresses[0], shape, *call.prepared)
 
 
 def _mean_shape(node: Node, x: Value) -> Any:
@@ -226,11 +265,9 @@ def _prepare_mean(node: Node, graph: Graph, device: Any) -> tuple[Any, ...]:
 
 
 def _make_elements(call: Call) -> Bound:
-    """Returns the call of a function of each element, or of the elements of two tensors."""
-    kind, images = call.node.op.kind, (0, 3) if call.node.op.kind == "quantized_add" else (0,)
-    sources = (call.input_addresses[place] for place in images)
-    size = call.outputs[0].size
-    return call.native(kind, *sources, call.output_addresses[0], size, *call.prepared)
+    """Returns the call of a function of each element."""
+    addresses = call.input_addresses[0], call.output_addresses[0]
+    return call.native(call.node.op.kind, *addresses, call.outputs[0].size, *call.prepared)
 
 
 def _make_lookup(call: Call) -> Bound:
@@ -275,7 +312,10 @@ ROWS = [
     _row("quantized_linear", ()),
     _arithmetic("quantize_linear", _make_elements, _not_one_scale, _prepare_quantize, (1, 2)),
     _arithmetic("dequantize_linear", _make_elements, _not_one_scale, _prepare_dequantize, (1, 2)),
-    _arithmetic("quantized_add", _make_elements, _not_same_shapes, _prepare_add, (1, 2, 4, 5, 6)),
+    *(
+        _arithmetic(op, _make_pair, _not_pair, _prepare_pair, places.constants)
+        for op, places in _PAIRS.items()
+    ),
     _arithmetic("quantized_mean", _make_mean, _not_mean, _prepare_mean, (1, 2, 3)),
     Kernel("lookup", "int8", "cpu", _make_lookup, dtypes=EIGHT_BITS, why_not=_not_table),
     Kernel(
