@@ -549,6 +549,80 @@ def test_a_batch_norm_that_a_prologue_has_no_room_for_stays(scale, variance):
     assert kinds(after).count("batch_norm") == 1
 
 
+# -- convolutions of one image that are added --------------------------------------------------------
+
+
+def branches(b: Builder, op, *others: str, groups: int = 1, stride: int = 1) -> str:
+    """Adds ``others`` to a convolution of 5x3 with a border of its own."""
+    weight = b.constant(4, 4 // groups, 5, 3)
+    wider = Conv2d((stride, stride), (4, 1, 4, 1), (2, 1), groups)
+    y = b.add(wider, "x", weight, b.constant(4))
+    for other in others:
+        y = b.add(op, y, other)
+    return y
+
+
+@pytest.mark.parametrize("op", [Add(), Sub()])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_branches_of_a_block_are_one_convolution(groups, op):
+    b = Builder(2, 4, 7, 6)
+    inner = b.add(
+        Conv2d((1, 1), (2, 0, 2, 0), (2, 1), groups), "x", b.constant(4, 4 // groups, 3, 1)
+    )
+    y = branches(
+        b, op, b.conv("x", 4, 4, side=1, groups=groups), inner, b.norm("x", 4), groups=groups
+    )
+    # The smaller ones first, so that what is wider is subtracted.
+    z = b.conv("x", 4, 4, side=1, groups=groups)
+    y = b.add(Sub(), z, y)
+    after = same(b.graph(y), passes.simplify)
+    assert kinds(after) == ["conv2d"]
+    assert len(after.nodes[0].covers) == 9
+
+
+def test_branches_with_strides_and_constants_between_are_one_convolution():
+    b = Builder(1, 4, 9, 9)
+    small = b.add(Mul(), b.conv("x", 4, 4, side=1, stride=(2, 2)), b.constant(4, 1, 1))
+    assert kinds(same(b.graph(branches(b, Add(), small, stride=2)), passes.simplify)) == ["conv2d"]
+    b = Builder(1, 4, 9, 9)
+    norm = b.add(Add(), b.number(0.5), b.norm("x", 4))
+    assert kinds(same(b.graph(branches(b, Add(), norm)), passes.simplify)) == ["conv2d"]
+
+
+@pytest.mark.parametrize(
+    "case", ["outside", "between taps", "stride", "groups", "sum", "read", "image"]
+)
+def test_other_branches_stay(case):
+    """Windows that are no part of the other, and results that something else reads."""
+    b = Builder(1, 4, 9, 9)
+    match case:
+        case "outside":
+            other = b.add(Conv2d((1, 1), (0, 2, 0, 2)), "x", b.constant(4, 4, 1, 5))
+        case "between taps":
+            other = b.add(Conv2d((1, 1), (1, 0, 1, 0)), "x", b.constant(4, 4, 3, 1))
+        case "stride":
+            b.inputs = (Value("x", (1, 4, 1, 1), "float64"),)
+            other = b.conv("x", 4, 4, side=1, stride=(2, 2))
+        case "groups":
+            other = b.conv("x", 4, 4, side=1, groups=4)
+        case "sum":
+            other = b.add(Add(), b.norm("x", 4), b.constant(4, 1, 1))
+        case _:
+            other = b.conv(b.add(Relu(), "x") if case == "image" else "x", 4, 4, side=1)
+    y = branches(b, Add(), other)
+    graph = b.graph(*([y, other] if case == "read" else [y]))
+    assert same(graph, passes.merge_parallel) is graph
+
+
+def test_branches_whose_sum_the_weights_have_no_room_for_stay():
+    b = Builder(1, 4, 9, 9)
+    y = branches(b, Add(), b.conv("x", 4, 4, side=1))
+    for name in b.constants:
+        b.constants[name] = np.full_like(b.constants[name], 3e38)
+    graph = float32(b.graph(y))
+    assert passes.merge_parallel(graph) is graph
+
+
 # -- all together ------------------------------------------------------------------------------------
 
 

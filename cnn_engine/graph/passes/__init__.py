@@ -20,6 +20,7 @@ from .canonical.constants import drop_unused, fold_constants, share_constants
 from .canonical.convolutions import lower_convolutions
 from .canonical.identities import drop_identities, merge_shapes, reshape_ones
 from .canonical.padding import fold_padding
+from .canonical.parallel import merge_parallel
 from .canonical.transposes import compose_transposes, order_weights
 from .fuse.conv_pairs import fuse_conv_pairs
 from .fuse.epilogues import EPILOGUES, EPILOGUES_ON_CUDA, fuse_activations, fuse_residuals
@@ -60,6 +61,7 @@ __all__ = [
     "fuse_residuals",
     "lower_qdq",
     "mark_stem",
+    "merge_parallel",
     "merge_shapes",
     "nest_concatenations",
     "order_weights",
@@ -84,6 +86,7 @@ SIMPLIFYING: tuple[Pass, ...] = (
     fold_padding,
     fold_affine_after,
     fold_affine_before,
+    merge_parallel,
     drop_unused,
 )
 

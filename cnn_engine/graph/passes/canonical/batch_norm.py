@@ -56,7 +56,10 @@ def _affine(graph: Graph, node: Node, x: str) -> tuple[np.ndarray, np.ndarray] |
 
 
 def _plain(graph: Graph, node: Node) -> bool:
-    """Whether ``node`` is a sum of products with constant weights and nothing after it."""
+    """Whether ``node`` is a sum of products with constant weights, or a batch norm, and nothing after it."""
+    if isinstance(node.op, BatchNorm):
+        known = (constant(graph, node, index) is not None for index in range(1, 5))
+        return node.op.axis == 1 and all(known)
     return (
         isinstance(node.op, (Conv2d, ConvTranspose2d, Linear))
         and node.op.activation is None
@@ -67,7 +70,7 @@ def _plain(graph: Graph, node: Node) -> bool:
 
 
 def fold_affine_after(graph: Graph) -> Graph:
-    """Folds what scales and shifts a convolution's or linear layer's channels into its weights.
+    """Folds what scales and shifts the channels of a convolution, linear layer or batch norm into it.
 
     The channels may be those of several, one after another.
     """
@@ -164,7 +167,7 @@ def _scaled(
         more[name] = _as_weights(node, made, weight.shape)
     bias_name = rewrites.fresh(f"{node.name}.bias")
     more[bias_name] = shift
-    return replace(node, inputs=(node.inputs[0], name, bias_name)), more
+    return replace(node, inputs=(node.inputs[0], name, bias_name, *node.inputs[3:])), more
 
 
 def _filters(node: Node, weight: np.ndarray) -> np.ndarray:
