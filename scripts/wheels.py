@@ -144,18 +144,23 @@ def environment(python: str, folder: Path, packages: tuple[str, ...]) -> str:
 
 
 def found_pythons() -> list[str]:
-    """Returns the interpreters of :data:`PYTHONS` on PATH and among pyenv's."""
-    places = [os.environ.get("PATH", "")]
-    places += map(str, sorted((Path.home() / ".pyenv/versions").glob("*/bin")))
-    found = (shutil.which(f"python{version}", path=os.pathsep.join(places)) for version in PYTHONS)
-    return [path for path in found if path and version_of(path)]
+    """Returns an interpreter of each of :data:`PYTHONS` on PATH and among pyenv's, where there is one."""
+    folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
+    folders += sorted((Path.home() / ".pyenv/versions").glob("*/bin"))
+    found = []
+    for version in PYTHONS:
+        paths = (str(folder / f"python{version}") for folder in folders)
+        found.append(next((path for path in paths if version_of(path) == version), ""))
+    return [path for path in found if path]
 
 
 def version_of(python: str) -> str:
-    """Returns an interpreter's version, such as 3.11; empty where it does not run (pyenv's shims)."""
+    """Returns an interpreter's version, such as 3.11; empty where it does not run (a shim of pyenv's)."""
     text = "import sys; print('%d.%d' % sys.version_info[:2])"
-    done = subprocess.run([python, "-c", text], capture_output=True, text=True)
-    return done.stdout.strip()
+    try:
+        return subprocess.run([python, "-c", text], capture_output=True, text=True).stdout.strip()
+    except OSError:
+        return ""
 
 
 def described() -> str:
