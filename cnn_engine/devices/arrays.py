@@ -92,7 +92,7 @@ def view(
     if not _is_contiguous(found.shape, interface.get("strides"), found.dtype.itemsize):
         raise InputError(
             f"{name}: expected a C-contiguous array, found strides {list(interface['strides'])} for "
-            f"shape {list(found.shape)}; nothing is copied in silence, so copy it first"
+            f"shape {list(found.shape)}; numpy.ascontiguousarray(x), or x.contiguous(), makes one"
         )
     if writable and interface["data"][1]:
         raise InputError(f"{name}: expected a writable array, found a read-only one")

@@ -54,7 +54,7 @@ class Preprocess:
                     raise _expected(name, f"sides from 1 to {LONGEST_SIDE}", side)
         for name, values in (("mean", self.mean), ("std", self.std)):
             if values is not None and not (values and all(map(math.isfinite, values))):
-                raise _expected(name, "finite numbers, one a channel", values)
+                raise _expected(name, "finite numbers, one per channel", values)
         if self.std is not None and not all(value > 0 for value in self.std):
             raise _expected("std", "numbers above 0", self.std)
         if self.mean and self.std and len(self.mean) != len(self.std):
@@ -136,9 +136,9 @@ class Preprocess:
             raise expected(option, f"images of {shape[1]}x{shape[2]}, as the network reads", found)
         for name, values in (("mean", self.mean), ("std", self.std)):
             if values is not None and len(values) != shape[0]:
-                raise expected(
-                    f"{option}: {name}", f"{shape[0]} numbers, one a channel", len(values)
-                )
+                form = "/".join(["0.5"] * shape[0])
+                wanted = f"as many numbers as channels, such as {form}"
+                raise expected(f"{option}: {name}", wanted, len(values))
 
     def normalised(self, pixels: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Returns float32 [N, C, H, W] of uint8 ``pixels`` [N, C, H, W]: from 0 to 1, then (x - mean) / std.
