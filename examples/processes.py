@@ -7,13 +7,13 @@ compete for them, fewer leave some idle. Which split is fastest depends on netwo
 from __future__ import annotations
 
 import multiprocessing
-import os
 import time
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 
 import cnn_engine
+from cnn_engine.devices import threads as cpus
 
 _engine: cnn_engine.Engine | None = None
 
@@ -42,7 +42,7 @@ def measure(workers: int, threads: int, batches: list[np.ndarray]) -> tuple[floa
 
 
 def main(count: int = 64, batch: int = 64) -> None:
-    cores = len(os.sched_getaffinity(0))
+    cores = cpus.default()  # a container's quota counts
     pixels = np.random.default_rng(0).integers(0, 256, (count, batch, 3, 32, 32), np.uint8)
     for workers in sorted({1, 2, cores}):
         threads = max(1, cores // workers)

@@ -22,9 +22,10 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 
 import cnn_engine
+from cnn_engine.devices import threads
 
 WORKERS = int(os.environ.get("WEB_CONCURRENCY", "1"))
-THREADS = max(1, len(os.sched_getaffinity(0)) // WORKERS)
+THREADS = max(1, threads.default() // WORKERS)  # a container's quota counts
 MOST_BYTES = 2**26
 
 

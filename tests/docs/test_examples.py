@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,7 +22,7 @@ IMAGES = np.random.default_rng(1).integers(0, 256, (3, 3, 32, 32), np.uint8)
 def path(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     yield
-    for name in ("processes", "serve_fastapi"):
+    for name in ("processes", "threads", "serve_fastapi"):
         sys.modules.pop(name, None)
 
 
@@ -35,6 +38,25 @@ def test_processes_give_the_engines_classes_in_order(wanted):
     rate, classes = processes.measure(2, 1, [IMAGES[:2], IMAGES[2:]])
     assert rate > 0
     np.testing.assert_array_equal(classes, wanted.argmax(axis=1))
+
+
+def test_threads_give_the_engines_classes_in_order(wanted):
+    import threads
+
+    rate, seconds, classes = threads.measure(2, 1, [IMAGES[:2], IMAGES[2:]])
+    assert rate > 0
+    assert seconds > 0
+    np.testing.assert_array_equal(classes, wanted.argmax(axis=1))
+
+
+def test_dockerfile_has_no_fault_and_copies_what_is_there():
+    hadolint = shutil.which("hadolint") or pytest.skip("hadolint is not installed: the extra lint")
+    file = EXAMPLES / "Dockerfile"
+    done = subprocess.run([hadolint, str(file)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+    copied = re.findall(r"^COPY (?!--from)(\S+) ", file.read_text("utf-8"), re.MULTILINE)
+    assert copied == [".", "examples/serve_fastapi.py"]
+    assert all((EXAMPLES.parent / name).exists() for name in copied)
 
 
 def npy(array: np.ndarray) -> bytes:
