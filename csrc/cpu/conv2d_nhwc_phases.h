@@ -274,10 +274,12 @@ struct PhaseOutput {
 };
 
 // Outputs of T tiles side by side and of B vectors of filters from k on, of which there are `count`
-// or more. v is the first tile's in the first row that is read.
+// or more. v is the first tile's in the first row that is read. Inlined, its sums would leave the
+// registers.
 template <int W, int B, int T>
-void phase_tiles(const float* u, const float* v, const Conv2dShape& p, const PhasesShape& shape,
-                 const PhaseOutput& to, const Epilogue& epilogue, int k, int count) {
+[[gnu::noinline]] void phase_tiles(const float* u, const float* v, const Conv2dShape& p,
+                                   const PhasesShape& shape, const PhaseOutput& to,
+                                   const Epilogue& epilogue, int k, int count) {
   const std::int64_t group = shape.group(p);
   Vec<W> y[T][B][kPhaseOutputs];
   for (int first = 0; first < p.r; first += kPhaseSum) {
