@@ -42,9 +42,13 @@ def one_node(operator: str, arrays, opset: int = 20, outputs: int = 1, known=(),
     return model([node], inputs, made, constants, opset), fed
 
 
-def onnxruntime_session(proto: onnx.ModelProto) -> onnxruntime.InferenceSession:
+def onnxruntime_session(
+    proto: onnx.ModelProto, optimized: bool = True
+) -> onnxruntime.InferenceSession:
     """The model in ONNX Runtime, on one thread of the CPU."""
     options = onnxruntime.SessionOptions()
+    if not optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
     return onnxruntime.InferenceSession(
@@ -52,6 +56,8 @@ def onnxruntime_session(proto: onnx.ModelProto) -> onnxruntime.InferenceSession:
     )
 
 
-def onnxruntime_outputs(proto: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+def onnxruntime_outputs(
+    proto: onnx.ModelProto, inputs: dict[str, np.ndarray], optimized: bool = True
+) -> list[np.ndarray]:
     """What ONNX Runtime makes of the inputs."""
-    return onnxruntime_session(proto).run(None, inputs)
+    return onnxruntime_session(proto, optimized).run(None, inputs)

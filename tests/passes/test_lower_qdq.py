@@ -7,10 +7,9 @@ from collections import Counter
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import helper
-from onnx_models import model, tensor
+from onnx_models import model, onnxruntime_outputs, tensor
 from onnxruntime import quantization
 
 from cnn_engine import Engine
@@ -115,11 +114,7 @@ def tensors(proto: onnx.ModelProto, x: np.ndarray) -> dict[str, np.ndarray]:
     names = list(dict.fromkeys(name for node in proto.graph.node for name in node.output if name))
     del proto.graph.output[:]
     proto.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads, options.log_severity_level = 1, 4
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), options)
-    return dict(zip(names, session.run(None, {"x": x}), strict=True))
+    return dict(zip(names, onnxruntime_outputs(proto, {"x": x}, optimized=False), strict=True))
 
 
 @pytest.mark.parametrize(
