@@ -37,8 +37,9 @@ from . import arguments, conversion
 from .check import Check
 from .check import check as compare
 from .device_images import DeviceImages
+from .host_memory import HostMemory, samples
 from .loading import find, read_weights
-from .outputs import Outputs
+from .outputs import Outputs, allocate_outputs, fits_output, outputs_by_name
 from .phases import Phases
 from .plan_cache import plan_bytes
 from .plan_runner import Plans
@@ -154,6 +155,7 @@ class Engine:
                 "any but stream, which splits images into chunks, for a network of other arrays"
             )
             raise expected("data_mode", wanted, "stream")
+        self._memory = HostMemory(self.device, self.form)
         #: Images per pass, where the model is for so many alone.
         self._only_batch = self.form.only_batch
         #: Of a network with one output of float32, the shape of an image's part of it.
@@ -389,16 +391,11 @@ class Engine:
 
     def empty_images(self, count: int, dtype: Any = np.uint8) -> np.ndarray:
         """Returns memory for ``count`` images [N, C, H, W], page-locked on CUDA, to be filled."""
-        return self._empty((count, *self.network.input_shape), dtype)
+        return self._memory.empty((count, *self.network.input_shape), dtype)
 
     def empty_probabilities(self, count: int) -> np.ndarray:
         """Returns memory for ``count`` rows of outputs, page-locked on CUDA."""
-        return self._empty((count, self.network.classes), np.float32)
-
-    def _empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        if self.device.kind == "cuda":
-            return self.device.empty_pinned(shape, dtype)
-        return np.empty(shape, dtype)
+        return self._memory.empty((count, self.network.classes), np.float32)
 
     def takes_files(self, count: int, dtype: Any = np.uint8) -> bool:
         """Whether there is :meth:`device_images`: passes over so many go in chunks, by one kernel a chunk."""
@@ -487,7 +484,7 @@ class Engine:
                     rows = out
                     if out is None:
                         rows = np.empty((len(images), *self._row), np.float32)
-                    if (out is None or self._fits(out, images)) and shelf.run(
+                    if (out is None or fits_output(out, images, self._row)) and shelf.run(
                         source, address_of(rows)
                     ):
                         return rows
@@ -521,8 +518,8 @@ class Engine:
                 )
             batch = count if self._only_batch is None else batch
             shapes = self._plans.shapes(batch if sizes is None else sizes, pixels)
-        given = self._given(out)
-        rooms = self._rooms(given, shapes, [found])
+        given = outputs_by_name(self.form, out)
+        rooms = allocate_outputs(self.form, given, shapes, [found])
         targets = list(rooms.values())
         if found.device != arrays.CPU:
             size = batch or schedule.batch_on_device(count)
@@ -543,63 +540,6 @@ class Engine:
             return out
         found_arrays = {name: room.array for name, room in rooms.items()}
         return Outputs(found_arrays) if len(rooms) != 1 else next(iter(found_arrays.values()))
-
-    def _given(self, out: Any) -> Mapping[str, Any]:
-        """Returns ``out`` of :meth:`predict` by the names of outputs; none where that is None."""
-        names = [value.name for value in self.form.outputs]
-        if out is None:
-            return {}
-        if len(names) == 1 and not isinstance(out, Mapping):
-            return {names[0]: out}
-        given = out
-        if not isinstance(out, Mapping):
-            if not isinstance(out, Sequence) or len(out) != len(names):
-                raise expected(
-                    "out", f"a mapping or a sequence of {len(names)} arrays", type(out).__name__
-                )
-            given = dict(zip(names, out, strict=True))
-        if given.keys() != set(names):
-            raise expected("out", ", ".join(names), ", ".join(map(str, given)) or "none")
-        return given
-
-    def _rooms(
-        self,
-        given: Mapping[str, Any],
-        shapes: Mapping[str, tuple[int, ...]],
-        found: Sequence[arrays.View],
-        wanted: frozenset[str] | None = None,
-    ) -> dict[str, arrays.View]:
-        """Returns memory for outputs, in the network's order: what is ``given``, else new arrays.
-
-        Args:
-            found: the inputs.
-            wanted: names of outputs; None: all.
-        """
-        rooms: dict[str, arrays.View] = {}
-        alone = len(self.form.outputs) == 1 and wanted is None
-        for value in self.form.outputs:
-            name, shape, dtype = value.name, shapes[value.name], value.dtype
-            if wanted is not None and name not in wanted:
-                continue
-            if name in given:
-                called = "out" if alone else f"out: {name}"
-                beside = [*found, *rooms.values()]
-                rooms[name] = arguments.room(called, given[name], shape, dtype, beside)
-            elif found:
-                rooms[name] = arrays.empty_beside(found[0], shape, dtype)
-            else:
-                rooms[name] = arrays.view(name, np.empty(shape, dtype), dtype=dtype)
-        return rooms
-
-    def _fits(self, out: Any, images: np.ndarray) -> bool:
-        """Whether ``out`` is what :meth:`predict` fills, as cheaply as that can be said for certain."""
-        return (
-            type(out) is np.ndarray
-            and out.shape == (len(images), *self._row)
-            and out.dtype == np.float32
-            and out.flags.carray  # contiguous and writable
-            and not np.may_share_memory(out, images)
-        )
 
     def run(
         self,
@@ -637,7 +577,8 @@ class Engine:
         )
         found, batch = arguments.of_graph(form, inputs, pixels)
         wanted = arguments.wanted_outputs(form, outputs, given)
-        rooms = self._rooms(given, self._plans.shapes(batch, pixels), found, wanted)
+        shapes = self._plans.shapes(batch, pixels)
+        rooms = allocate_outputs(form, given, shapes, found, wanted)
         empty = batch == 0 if isinstance(batch, int) else batch.is_empty
         if not (empty and all(0 in room.shape for room in rooms.values())):
             targets = list(rooms.values())
@@ -729,36 +670,16 @@ class Engine:
         Raises:
             InputError: they do not fit the network, or hold what is not finite.
         """
-        pixels = str(getattr(next(iter(inputs.values()), None), "dtype", "")) == "uint8"
-        found, count = arguments.of_graph(self.form, inputs, pixels, in_parts=True)
-        for view in found:
-            if view.device != arrays.CPU:
-                raise InputError("images: expected host memory to profile, found a CUDA device's")
-        names = [value.name for value in self.form.inputs]
-        shared = frozenset(names) - self.form.rows.keys()
-        return Samples(
-            {n: np.asarray(v.array) for n, v in zip(names, found, strict=True)}, count, shared
-        )
+        return samples(self.form, inputs)
 
     def page_locked(self, images: Samples) -> Samples:
         """Returns a copy of inputs in page-locked memory, from which they are copied to a GPU fastest."""
-        copies = {name: self._empty(a.shape, a.dtype) for name, a in images.arrays.items()}
-        for name, copy in copies.items():
-            copy[...] = images.arrays[name]
-        return Samples(copies, len(images), images.shared)
+        return self._memory.page_locked(images)
 
     def empty_outputs(self, count: int, batch: int) -> Samples:
         """Returns memory for outputs of passes over ``batch`` of ``count`` images, page-locked on CUDA."""
-        form = self.form
-        shapes = {name: (count, *row) for name, row in form.rows.items()}
-        if not form.in_parts:
-            shapes |= {
-                name: shape
-                for name, shape in self._plans.shapes(batch, bool(self._reads_pixels)).items()
-                if name not in form.rows
-            }
-        made = {v.name: self._empty(shapes[v.name], v.dtype) for v in form.outputs}
-        return Samples(made, count, frozenset(made) - form.rows.keys())
+        shared = {} if self.form.in_parts else self._plans.shapes(batch, self._reads_pixels)
+        return self._memory.outputs(count, shared)
 
     def _computes(self, node: Node) -> str:
         """What the products of a node are rounded to."""
