@@ -1,0 +1,197 @@
+"""The queue of a model, and the threads that empty it: waiting requests go into one pass together."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections.abc import Callable, Hashable
+from http import HTTPStatus
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from .errors import Refused
+from .statistics import Statistics
+
+Arrays = dict[str, np.ndarray]
+
+
+class Job:
+    """One request in the queue.
+
+    Args:
+        inputs: name -> tensor.
+        rows: images of the request: dimension 0 of its tensors.
+        key: requests of one key may share a pass; None: it has a pass of its own.
+        priority, timeout_s: of :class:`.protocol.Request`.
+        done: is called once by a thread of the queue, with the outputs or what was raised.
+    """
+
+    __slots__ = ("arrived", "deadline", "done", "inputs", "key", "priority", "rows")
+
+    def __init__(
+        self,
+        inputs: Arrays,
+        rows: int,
+        key: Hashable,
+        priority: int,
+        timeout_s: float,
+        done: Callable[[Arrays | BaseException], None],
+    ) -> None:
+        self.inputs, self.rows, self.key, self.done = inputs, rows, key, done
+        self.priority = priority
+        self.arrived = perf_counter()
+        self.deadline = self.arrived + timeout_s if timeout_s else None
+
+
+class Batcher:
+    """Runs requests in passes, the most urgent first, on threads of its own.
+
+    Args:
+        runs: what runs a pass, one for each thread: name -> tensor in, name -> tensor out. May be called
+            from several threads at once.
+        largest: rows of a pass that several requests share at most.
+        delay_s: seconds that a request waits at most for others to share its pass; 0: it shares with those
+            that wait already, as they do while all threads are busy.
+        queue: requests that may wait; more are refused.
+        statistics: is told of every request and pass.
+    """
+
+    def __init__(
+        self,
+        runs: list[Callable[[Arrays], Arrays]],
+        largest: int,
+        delay_s: float,
+        queue: int,
+        statistics: Statistics,
+    ) -> None:
+        self._largest, self._delay_s, self._most = largest, delay_s, queue
+        self._statistics = statistics
+        self._heap: list[tuple[int, int, Job]] = []
+        self._order = itertools.count()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, args=(run,), name="serve", daemon=True)
+            for run in runs
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Queues a request.
+
+        Raises:
+            Refused: the queue is full, or closed.
+        """
+        with self._changed:
+            if self._closed:
+                raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the model is being unloaded")
+            if len(self._heap) >= self._most:
+                self._statistics.rejected += 1
+                raise Refused(
+                    HTTPStatus.SERVICE_UNAVAILABLE, f"{self._most} requests wait already: try again"
+                )
+            # Priority 0 is the usual one, behind those that a client has named.
+            heapq.heappush(self._heap, (job.priority or 2**62, next(self._order), job))
+            self._changed.notify()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return len(self._heap)
+
+    def close(self) -> None:
+        """Refuses what comes from now on, and returns when all that waits is answered."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self, run: Callable[[Arrays], Arrays]) -> None:
+        while (jobs := self._next()) is not None:
+            if jobs:
+                self._run(run, jobs)
+
+    def _next(self) -> list[Job] | None:
+        """Returns the requests of the next pass; None: the queue is closed and empty."""
+        with self._changed:
+            while not self._heap:
+                if self._closed:
+                    return None
+                self._changed.wait()
+            first = heapq.heappop(self._heap)[2]
+            jobs, rows = [first], first.rows
+            if first.key is not None:
+                until = first.arrived + self._delay_s
+                rows = self._gather(jobs, rows)
+                while rows < self._largest and not self._closed:
+                    left = until - perf_counter()
+                    if left <= 0 or not self._changed.wait(left):
+                        break
+                    rows = self._gather(jobs, rows)
+                if self._heap:  # of another key, or with no room here: for another thread
+                    self._changed.notify()
+        now = perf_counter()
+        late = [job for job in jobs if job.deadline is not None and now > job.deadline]
+        for job in late:
+            self._statistics.failed(now - job.arrived)
+            message = f"waited {now - job.arrived:.3f} s, longer than its timeout"
+            job.done(Refused(HTTPStatus.GATEWAY_TIMEOUT, message))
+        return [job for job in jobs if job not in late] if late else jobs
+
+    def _gather(self, jobs: list[Job], rows: int) -> int:
+        """Moves requests that fit from the queue to ``jobs``; returns the rows of all."""
+        if not self._heap or rows >= self._largest:
+            return rows
+        left: list[tuple[int, int, Job]] = []
+        for entry in sorted(self._heap):
+            job = entry[2]
+            if job.key == jobs[0].key and rows + job.rows <= self._largest:
+                jobs.append(job)
+                rows += job.rows
+            else:
+                left.append(entry)
+        self._heap = left  # sorted: a heap
+        return rows
+
+    def _run(self, run: Callable[[Arrays], Arrays], jobs: list[Job]) -> None:
+        """Runs one pass, and answers its requests."""
+        start = perf_counter()
+        inputs = jobs[0].inputs
+        if len(jobs) > 1:
+            inputs = {name: np.concatenate([job.inputs[name] for job in jobs]) for name in inputs}
+        ready = perf_counter()
+        try:
+            outputs = run(inputs)
+        except Exception as error:
+            if len(jobs) > 1:  # one of them is at fault: the others are answered
+                for job in jobs:
+                    self._run(run, [job])
+                return
+            self._statistics.failed(perf_counter() - jobs[0].arrived)
+            jobs[0].done(error)
+            return
+        ran = perf_counter()
+        first, answered = 0, []
+        for job in jobs:
+            # Copies, so that an answer that waits for a slow client does not keep the whole pass.
+            part = outputs if len(jobs) == 1 else {
+                name: array[first : first + job.rows].copy() for name, array in outputs.items()
+            }  # fmt: skip
+            first += job.rows
+            answered.append((job, part))
+        rows = sum(job.rows for job in jobs)
+        self._statistics.ran(jobs, rows, start, ready, ran, perf_counter())
+        for job, part in answered:
+            job.done(part)
+
+
+def result_or_raise(found: Any) -> Arrays:
+    """Returns what a job was answered with, or raises it."""
+    if isinstance(found, BaseException):
+        raise found
+    return found

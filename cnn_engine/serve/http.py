@@ -1,0 +1,406 @@
+"""The protocol over HTTP: an ASGI application of Starlette's, which uvicorn serves."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import numpy as np
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from .. import __version__
+from . import metrics, protocol
+from .batching import result_or_raise
+from .errors import Refused, invalid, not_found, refusal
+from .model import ServedModel
+from .repository import Repository
+from .shared_memory import Regions
+
+#: The header that says where JSON ends and tensors begin, in a request and in a response.
+JSON_LENGTH = "inference-header-content-length"
+
+#: Bytes of JSON from which it is read on another thread, so that other requests are answered meanwhile.
+LONG_JSON = 1 << 17
+
+
+@dataclass
+class Served:
+    """What a server answers with.
+
+    Attributes:
+        largest: bytes of a request at most.
+        upload_s: seconds in which a request's body must have come.
+    """
+
+    models: Repository
+    regions: Regions
+    largest: int = 64 << 20
+    upload_s: float = 30.0
+
+
+async def infer(
+    served: Served, model: ServedModel, request: protocol.Request
+) -> list[protocol.Answer]:
+    """Runs one request on the queue of its model; returns its outputs.
+
+    Raises:
+        Refused: the request is at fault, or the queue is full.
+        InputError: the network does not take it.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Any] = loop.create_future()
+
+    def deliver(found: Any) -> None:
+        if not answer.done():  # else its client has gone
+            answer.set_result(found)
+
+    def done(found: Any) -> None:
+        try:
+            loop.call_soon_threadsafe(deliver, found)
+        except RuntimeError:  # the server has ended
+            return
+
+    model.submit(request, done)
+    found = result_or_raise(await answer)
+    return protocol.answers(request, found, model.labels, served.regions)
+
+
+def application(served: Served) -> Starlette:
+    """Returns the ASGI application."""
+    models, regions = served.models, served.regions
+
+    def endpoint(
+        handle: Callable[[HttpRequest], Awaitable[Any]],
+    ) -> Callable[[HttpRequest], Awaitable[Response]]:
+        async def answer(request: HttpRequest) -> Response:
+            try:
+                found = await handle(request)
+            except Exception as error:
+                refused = refusal(error)
+                return _json({"error": str(refused)}, refused.status)
+            return found if isinstance(found, Response) else _json(found)
+
+        return answer
+
+    def model_of(request: HttpRequest) -> ServedModel:
+        return models.get(request.path_params["name"], request.path_params.get("version", ""))
+
+    async def live(_: HttpRequest) -> Response:
+        return Response()
+
+    async def ready(_: HttpRequest) -> Response:
+        return Response(status_code=200 if models.ready() else HTTPStatus.SERVICE_UNAVAILABLE)
+
+    async def server_metadata(_: HttpRequest) -> Any:
+        return {"name": "cnn_engine", "version": __version__, "extensions": protocol.EXTENSIONS}
+
+    async def model_metadata(request: HttpRequest) -> Any:
+        return model_of(request).metadata()
+
+    async def model_ready(request: HttpRequest) -> Response:
+        model_of(request)
+        return Response()
+
+    async def model_config(request: HttpRequest) -> Any:
+        return model_of(request).config()
+
+    async def statistics(request: HttpRequest) -> Any:
+        found = [model_of(request)] if "name" in request.path_params else models.models()
+        return {"model_stats": [m.statistics.described(m.name, m.version) for m in found]}
+
+    async def model_infer(request: HttpRequest) -> Response:
+        model = model_of(request)
+        json_length, body = await _body(request, served)
+        json = body[:json_length]
+        if json_length > LONG_JSON:
+            asked = await asyncio.to_thread(_asked, json, body[json_length:], regions)
+        else:
+            asked = _asked(json, body[json_length:], regions)
+        return _answered(model, asked, await infer(served, model, asked))
+
+    async def index(request: HttpRequest) -> Any:
+        asked = await _object(request, served)
+        return models.index(asked.get("ready") is True)
+
+    async def load(request: HttpRequest) -> Response:
+        asked = await _object(request, served)
+        if asked.get("parameters"):
+            raise invalid("parameters", "none: files come from the server's folder", "some")
+        await asyncio.to_thread(models.load, request.path_params["name"])
+        return Response()
+
+    async def unload(request: HttpRequest) -> Response:
+        await asyncio.to_thread(models.unload, request.path_params["name"])
+        return Response()
+
+    async def region_status(request: HttpRequest) -> Any:
+        return regions.status(request.path_params.get("name", ""))
+
+    async def region_register(request: HttpRequest) -> Response:
+        asked = await _object(request, served)
+        key, offset, size = asked.get("key"), asked.get("offset", 0), asked.get("byte_size")
+        if not isinstance(key, str) or type(offset) is not int or type(size) is not int:
+            raise invalid("body", "key, offset and byte_size", str(asked)[:200])
+        regions.register(request.path_params["name"], key, offset, size)
+        return Response()
+
+    async def region_unregister(request: HttpRequest) -> Response:
+        regions.unregister(request.path_params.get("name", ""))
+        return Response()
+
+    async def unsupported(request: HttpRequest) -> Response:
+        raise Refused(HTTPStatus.NOT_IMPLEMENTED, f"{request.url.path}: not part of this server")
+
+    async def no_regions(_: HttpRequest) -> Any:
+        return []
+
+    async def read_metrics(_: HttpRequest) -> Response:
+        return Response(metrics.text(models), media_type=metrics.CONTENT_TYPE)
+
+    async def missing(request: HttpRequest, _: Exception) -> Response:
+        refused = not_found(f"{request.url.path}: not found; /v2 says what this server is")
+        return _json({"error": str(refused)}, refused.status)
+
+    def routes(
+        method: str, handle: Callable[[HttpRequest], Awaitable[Any]], *paths: str
+    ) -> list[Route]:
+        return [Route(path, endpoint(handle), methods=[method]) for path in paths]
+
+    def of_model(
+        method: str, handle: Callable[[HttpRequest], Awaitable[Any]], end: str
+    ) -> list[Route]:
+        base = "/v2/models/{name}"
+        return routes(method, handle, f"{base}{end}", f"{base}/versions/{{version}}{end}")
+
+    shared, region = "/v2/systemsharedmemory", "/v2/systemsharedmemory/region/{name}"
+    cuda, cuda_region = "/v2/cudasharedmemory", "/v2/cudasharedmemory/region/{name}"
+    return Starlette(
+        routes=[
+            *of_model("POST", model_infer, "/infer"),
+            *routes("GET", live, "/v2/health/live"),
+            *routes("GET", ready, "/v2/health/ready"),
+            *routes("GET", server_metadata, "/v2", "/v2/"),
+            *routes("GET", statistics, "/v2/models/stats"),
+            *of_model("GET", model_metadata, ""),
+            *of_model("GET", model_ready, "/ready"),
+            *of_model("GET", model_config, "/config"),
+            *of_model("GET", statistics, "/stats"),
+            *routes("POST", index, "/v2/repository/index"),
+            *routes("POST", load, "/v2/repository/models/{name}/load"),
+            *routes("POST", unload, "/v2/repository/models/{name}/unload"),
+            *routes("GET", region_status, f"{shared}/status", f"{region}/status"),
+            *routes("POST", region_register, f"{region}/register"),
+            *routes("POST", region_unregister, f"{shared}/unregister", f"{region}/unregister"),
+            *routes("GET", no_regions, f"{cuda}/status", f"{cuda_region}/status"),
+            *routes("POST", unsupported, f"{cuda}/unregister", f"{cuda_region}/unregister"),
+            *routes("POST", unsupported, f"{cuda_region}/register"),
+            *routes("GET", unsupported, "/v2/trace/setting", "/v2/logging"),
+            *routes("POST", unsupported, "/v2/trace/setting", "/v2/logging"),
+            *routes("GET", read_metrics, "/metrics"),
+        ],
+        exception_handlers={404: missing},
+    )
+
+
+# ---- requests ----
+
+
+async def _body(request: HttpRequest, served: Served) -> tuple[int, memoryview]:
+    """Returns the bytes of JSON at a body's start, and the body.
+
+    Tensors behind the JSON are aligned, so that they need not be copied once more.
+
+    Raises:
+        Refused: the body is too large, comes too slowly, is packed wrongly, or its headers are at fault.
+    """
+    headers = request.headers
+    length = _length(headers.get("content-length"), "Content-Length", served.largest)
+    json_length = _length(
+        headers.get(JSON_LENGTH), "Inference-Header-Content-Length", served.largest
+    )
+    encoding = headers.get("content-encoding", "identity")
+    if encoding not in ("identity", "gzip", "deflate"):
+        raise invalid("Content-Encoding", "gzip or deflate", repr(encoding)[:80])
+    pad = -(json_length or 0) % 64
+    # Without its length, a body grows as it comes.
+    room: Any = bytearray(pad) if length is None else memoryview(np.empty(pad + length, np.uint8))
+    filled, end = pad, asyncio.get_running_loop().time() + served.upload_s
+    message = await request.receive()
+    while True:
+        if message["type"] == "http.disconnect":
+            raise Refused(HTTPStatus.BAD_REQUEST, "the client went before its request had come")
+        part = message.get("body", b"")
+        if filled + len(part) - pad > (served.largest if length is None else length):
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _too_large(served.largest))
+        room[filled : filled + len(part)] = part
+        filled += len(part)
+        if not message.get("more_body"):
+            break
+        try:
+            left = end - asyncio.get_running_loop().time()
+            message = await asyncio.wait_for(request.receive(), left)
+        except asyncio.TimeoutError:
+            wanted = f"the request in {served.upload_s:g} s"
+            raise Refused(HTTPStatus.REQUEST_TIMEOUT, f"expected {wanted}, found a part") from None
+    body = memoryview(room)[pad:filled]
+    if encoding != "identity":
+        body = memoryview(await asyncio.to_thread(_unpacked, body, served.largest))
+    if json_length is None:
+        return len(body), body
+    if json_length > len(body):
+        raise invalid("Inference-Header-Content-Length", f"at most {len(body)}", json_length)
+    return json_length, body
+
+
+def _length(text: str | None, name: str, largest: int) -> int | None:
+    """Returns what a header says a length is."""
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise invalid(name, "a number of bytes", repr(text)[:80])
+    if int(text) > largest:
+        raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _too_large(largest))
+    return int(text)
+
+
+def _too_large(largest: int) -> str:
+    return f"expected at most {largest} bytes, found more"
+
+
+def _unpacked(packed: memoryview, largest: int) -> bytes:
+    """Returns a packed body, of gzip or deflate."""
+    unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)  # either, as its first bytes say
+    try:
+        found = unpacker.decompress(packed, largest + 1)
+    except zlib.error as error:
+        raise invalid("body", "gzip or deflate, as Content-Encoding says", error) from None
+    if len(found) > largest:
+        raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _too_large(largest))
+    if not unpacker.eof:
+        raise invalid("body", "the whole of a packed body", "its start")
+    return found
+
+
+async def _object(request: HttpRequest, served: Served) -> dict[str, Any]:
+    """Returns the JSON object of a request that is short; an empty body is an empty object."""
+    _, body = await _body(request, served)
+    return _parsed(body) if len(body) else {}
+
+
+def _parsed(json: memoryview) -> dict[str, Any]:
+    try:
+        found = orjson.loads(json)
+    except orjson.JSONDecodeError as error:
+        raise invalid("body", "JSON", error) from None
+    if not isinstance(found, dict):
+        raise invalid("body", "an object of JSON", type(found).__name__)
+    return found
+
+
+def _asked(json: memoryview, tensors: memoryview, regions: Regions) -> protocol.Request:
+    """Returns the request of a body.
+
+    Raises:
+        Refused: it is at fault.
+    """
+    found = _parsed(json)
+    parameters = _parameters("parameters", found)
+    inputs: dict[str, np.ndarray] = {}
+    used = 0
+    for one in _objects("inputs", found):
+        name = one.get("name")
+        if not isinstance(name, str) or name in inputs:
+            raise invalid("inputs: name", "a text, each once", repr(name)[:80])
+        settings = _parameters(name, one)
+        dtype = protocol.dtype_of(name, one.get("datatype"))
+        shape = protocol.shape_of(name, one.get("shape"))
+        part = protocol.shared_part(name, settings)
+        size = settings.get("binary_data_size")
+        if part is not None:
+            data = regions.read(part.region, part.offset, part.byte_size)
+            inputs[name] = protocol.from_bytes(name, dtype, shape, data)
+        elif size is not None:
+            if type(size) is not int or not 0 <= size <= len(tensors) - used:
+                raise invalid(f"{name}: binary_data_size", f"at most {len(tensors) - used}", size)
+            inputs[name] = protocol.from_bytes(name, dtype, shape, tensors[used : used + size])
+            used += size
+        else:
+            inputs[name] = protocol.from_list(name, dtype, shape, one.get("data"))
+    if used != len(tensors):
+        raise invalid("body", f"{used} bytes behind the JSON, as its inputs say", len(tensors))
+    binary = parameters.get("binary_data_output") is True
+    request = protocol.Request(inputs, binary=binary)
+    request.outputs = [
+        protocol.wanted_output(one.get("name"), _parameters("outputs", one), binary)
+        for one in _objects("outputs", found)
+    ]
+    identity = found.get("id", "")
+    if not isinstance(identity, str):
+        raise invalid("id", "a text", repr(identity)[:80])
+    request.id = identity
+    protocol.options(request, parameters)
+    return request
+
+
+def _parameters(name: str, found: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters = found.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise invalid(f"{name}: parameters", "an object", type(parameters).__name__)
+    return parameters
+
+
+def _objects(name: str, found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    objects = found.get(name, [])
+    if not isinstance(objects, list) or not all(isinstance(one, dict) for one in objects):
+        raise invalid(name, "a list of objects", type(objects).__name__)
+    return objects
+
+
+# ---- responses ----
+
+
+def _json(found: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(found), status, media_type="application/json")
+
+
+def _answered(
+    model: ServedModel, request: protocol.Request, answers: list[protocol.Answer]
+) -> Response:
+    """Returns the response of a request: JSON, and the tensors that are wanted as bytes behind it."""
+    outputs, tensors = [], []
+    for answer in answers:
+        one: dict[str, Any] = {
+            "name": answer.name, "datatype": answer.datatype, "shape": answer.shape,
+        }  # fmt: skip
+        wanted = answer.wanted
+        if wanted.shared is not None:
+            one["parameters"] = {
+                "shared_memory_region": wanted.shared.region,
+                "shared_memory_offset": wanted.shared.offset,
+                "shared_memory_byte_size": wanted.shared.byte_size,
+            }
+        elif wanted.binary:
+            tensors.append(protocol.raw(answer))
+            one["parameters"] = {"binary_data_size": len(tensors[-1])}
+        elif answer.datatype == "BYTES":
+            one["data"] = [text.decode("utf-8", "replace") for text in answer.array.flat]
+        else:
+            one["data"] = answer.array.reshape(-1)
+        outputs.append(one)
+    found = {"model_name": model.name, "model_version": model.version, "outputs": outputs}
+    if request.id:
+        found["id"] = request.id
+    json = orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY)
+    if not tensors:
+        return Response(json, media_type="application/json")
+    headers = {"Inference-Header-Content-Length": str(len(json))}
+    body = b"".join([json, *tensors])
+    return Response(body, headers=headers, media_type="application/octet-stream")
