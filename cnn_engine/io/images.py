@@ -16,7 +16,7 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -31,7 +31,7 @@ from ..errors import CnnEngineError, InputError, UnsupportedError, expected
 from ..locks import ForkSafeLock
 from . import resample
 from .files import describe_os_error
-from .preprocess import Preprocess
+from .preprocess import Preprocess, first_of
 
 #: Names of files that are taken for images, as torchvision's ``ImageFolder`` does.
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")
@@ -110,21 +110,50 @@ def decode(file: File, preprocess: Preprocess, shape: tuple[int, ...]) -> np.nda
             than :data:`MOST_PIXELS` pixels, or the result is not of ``shape``.
         UnsupportedError: Pillow is not installed.
     """
-    image_module = _pillow()
     name = str(file[0]) if isinstance(file, tuple) else os.fspath(file)
+    pixels = _read(
+        file, name, lambda pillow, image: _prepared(pillow, image, name, preprocess, shape[0])
+    )
+    _check_shape(pixels, preprocess, shape, name)
+    return pixels
+
+
+def picture(image: Any, orientation: str = "exif", name: str = "image") -> Any:
+    """Returns an image to draw on, in Pillow's mode ``RGB``, turned upright as :func:`decode` does.
+
+    Args:
+        image: a path, (name, bytes), an image of Pillow's, or uint8 [H, W] or [H, W, 3].
+        orientation: of :class:`Preprocess`.
+        name: what errors call an image that has no path.
+
+    Raises:
+        InputError, UnsupportedError: as :func:`decode` and :func:`pixels_of`.
+    """
+
+    def upright(pillow: Any, found: Any) -> Any:
+        return _upright(pillow, found, name, orientation, "RGB")
+
+    if isinstance(image, (str, os.PathLike, tuple)):
+        name = str(image[0]) if isinstance(image, tuple) else os.fspath(image)
+        return _read(image, name, upright).copy()
+    return _of_memory(image, name, upright)
+
+
+def _read(file: File, name: str, work: Callable[[Any, Any], Any]) -> Any:
+    """Returns what ``work`` makes of the image in a file; what goes wrong is one line."""
+    image_module = _pillow()
     try:
-        with open(file, "rb") if not isinstance(file, tuple) else io.BytesIO(file[1]) as stream:
-            pixels = _pixels(image_module, stream, name, preprocess, shape[0])
+        with (
+            open(file, "rb") if not isinstance(file, tuple) else io.BytesIO(file[1]) as stream,
+            _opened_jpeg(stream) or _opened(image_module, stream) as image,
+        ):
+            return work(image_module, image)
     except CnnEngineError:
         raise
     except MemoryError:
         raise InputError(f"{name}: expected an image that fits in memory") from None
-    except OSError as error:
-        raise expected(name, "an image", _reason(error, name)) from error
     except Exception as error:  # on broken files, Pillow's readers fail in any way
         raise expected(name, "an image", _reason(error, name)) from error
-    _check_shape(pixels, preprocess, shape, name)
-    return pixels
 
 
 def is_picture(image: Any) -> bool:
@@ -150,6 +179,15 @@ def pixels_of(
         InputError: it is no such image, or the result is not of ``shape``.
         UnsupportedError: Pillow is not installed.
     """
+    pixels = _of_memory(
+        image, name, lambda pillow, found: _prepared(pillow, found, name, preprocess, shape[0])
+    )
+    _check_shape(pixels, preprocess, shape, name)
+    return pixels
+
+
+def _of_memory(image: Any, name: str, work: Callable[[Any, Any], Any]) -> Any:
+    """Returns what ``work`` makes of an image in memory."""
     image_module = _pillow()
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or not (
@@ -162,13 +200,11 @@ def pixels_of(
     elif not is_picture(image):
         raise expected(name, "an image of Pillow's or an array", type(image).__name__)
     try:
-        pixels = _prepared(image_module, image, name, preprocess, shape[0])
+        return work(image_module, image)
     except (OSError, SyntaxError, ValueError) as error:  # of files that Pillow reads only now
         if isinstance(error, CnnEngineError):
             raise
         raise expected(name, "an image", _reason(error, name)) from error
-    _check_shape(pixels, preprocess, shape, name)
-    return pixels
 
 
 def _check_shape(
@@ -183,26 +219,10 @@ def _check_shape(
 _opening = ForkSafeLock()
 
 
-def _pixels(
-    pillow: Any, stream: Any, name: str, preprocess: Preprocess, channels: int
-) -> np.ndarray:
-    with _opened_jpeg(stream) or _opened(pillow, stream) as image:
-        return _prepared(pillow, image, name, preprocess, channels)
-
-
 def _prepared(
     pillow: Any, image: Any, name: str, preprocess: Preprocess, channels: int
 ) -> np.ndarray:
-    _check_pixels(name, image.size)
-    if (deep := _deep(image)) is not None:
-        raise expected(name, "an image of at most 8 bits a channel", deep)
-    mode = "RGB" if channels == 3 else "L"
-    image.load()  # which turns a TIFF upright
-    turn = _turn(image) if preprocess.orientation == "exif" else None
-    if image.mode != mode:
-        image = image.convert(mode)
-    if turn is not None:
-        image = image.transpose(pillow.Transpose[turn])
+    image = _upright(pillow, image, name, preprocess.orientation, "RGB" if channels == 3 else "L")
     rows, columns = preprocess.resized(image.height, image.width)
     _check_pixels(name, (columns, rows))
     if (columns, rows) != image.size:
@@ -211,9 +231,30 @@ def _prepared(
             return _resampled(pixels, preprocess)
         method = getattr(pillow.Resampling, preprocess.interpolation.upper())
         image = image.resize((columns, rows), method)
-    image = image.crop(_window(preprocess, *image.size))
-    pixels = np.asarray(image).reshape(image.height, image.width, channels)
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    pixels = np.asarray(_cropped(pillow, image, preprocess))
+    return np.ascontiguousarray(pixels.reshape(*pixels.shape[:2], channels).transpose(2, 0, 1))
+
+
+def _upright(pillow: Any, image: Any, name: str, orientation: str, mode: str) -> Any:
+    """Returns an image of Pillow's in ``mode``, turned as its EXIF says unless that is ignored."""
+    _check_pixels(name, image.size)
+    if (deep := _deep(image)) is not None:
+        raise expected(name, "an image of at most 8 bits a channel", deep)
+    image.load()  # which turns a TIFF upright
+    turn = _turn(image) if orientation == "exif" else None
+    if image.mode != mode:
+        image = image.convert(mode)
+    return image if turn is None else image.transpose(pillow.Transpose[turn])
+
+
+def _cropped(pillow: Any, image: Any, preprocess: Preprocess) -> Any:
+    window = _window(preprocess, *image.size)
+    found = image.crop(window)
+    if preprocess.fill and found.size != image.size:  # Pillow's crop has zeros beyond the image
+        filled = pillow.new(image.mode, found.size, (preprocess.fill,) * len(image.getbands()))
+        filled.paste(image, (-window[0], -window[1]))
+        return filled
+    return found
 
 
 def _opened_jpeg(stream: Any) -> Any:
@@ -282,8 +323,8 @@ def _segments(jpeg: bytes) -> bytes:
 
 def _window(preprocess: Preprocess, width: int, height: int) -> tuple[int, int, int, int]:
     """Returns (left, top, right, bottom) of what is kept of a resized image; as ``center_crop``."""
-    rows, columns = preprocess.crop or (height, width)
-    left, top = _first(width, columns), _first(height, rows)
+    rows, columns = preprocess.window or (height, width)
+    left, top = first_of(width, columns), first_of(height, rows)
     return left, top, left + columns, top + rows
 
 
@@ -292,7 +333,7 @@ def quick_pixels(image: np.ndarray, preprocess: Preprocess) -> np.ndarray | None
 
     The pixels are those of :func:`decode`, perhaps in the memory of ``image``.
     """
-    if preprocess.resize is preprocess.crop is None:
+    if preprocess.resize is preprocess.window is None:
         return image.transpose(2, 0, 1)
     height, width = image.shape[:2]
     size = preprocess.resized(height, width)
@@ -318,11 +359,6 @@ def _resampled(image: np.ndarray, preprocess: Preprocess) -> np.ndarray:
     left, top, right, bottom = _window(preprocess, columns, rows)
     crop = top, left, bottom - top, right - left
     return resample.resampled(image, (rows, columns), crop, preprocess.interpolation)
-
-
-def _first(side: int, crop: int) -> int:
-    """Returns the first row or column of a crop: a half rounds to even inside, and to the left outside."""
-    return round((side - crop) / 2) if crop <= side else -((crop - side) // 2)
 
 
 def _check_pixels(name: str, size: tuple[int, int]) -> None:

@@ -26,12 +26,15 @@ class Preprocess:
 
     Attributes:
         resize: the shorter side, in pixels, or (rows, columns); None: not resized.
-        crop: (rows, columns) or one number for both, about the centre, zeros where the image is smaller;
-            None: not cropped.
+        crop: (rows, columns) or one number for both, about the centre, :attr:`fill` where the image is
+            smaller; None: not cropped.
         mean, std: of the channels, where pixels are from 0 to 1; None: 0 and 1.
         interpolation: of :data:`INTERPOLATIONS`; the first two with antialiasing, as Pillow always has it.
         orientation: ``exif`` turns images upright before all else, as their EXIF says and browsers and phones
             show them; ``ignore`` takes pixels as they are stored, as torchvision's loader does.
+        letterbox: in place of resize and crop, (rows, columns) or one number for both: the whole image as
+            large as fits, its sides in proportion, in the middle of :attr:`fill`, as detectors are trained.
+        fill: value, from 0 to 255, of pixels beyond the image.
 
     Raises:
         InputError: a value is at fault.
@@ -43,15 +46,24 @@ class Preprocess:
     std: tuple[float, ...] | None = None
     interpolation: str = "bilinear"
     orientation: str = "exif"
+    letterbox: tuple[int, int] | None = None
+    fill: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.crop, int):
-            object.__setattr__(self, "crop", (self.crop, self.crop))
+        for name in ("crop", "letterbox"):
+            if isinstance(side := getattr(self, name), int):
+                object.__setattr__(self, name, (side, side))
         sides = (self.resize,) if isinstance(self.resize, int) else self.resize or ()
-        for name, values in (("resize", sides), ("crop", self.crop or ())):
+        for name, values in (
+            ("resize", sides), ("crop", self.crop or ()), ("letterbox", self.letterbox or ()),
+        ):  # fmt: skip
             for side in values:
                 if not isinstance(side, int) or not 1 <= side <= LONGEST_SIDE:
                     raise _expected(name, f"sides from 1 to {LONGEST_SIDE}", side)
+        if self.letterbox is not None and (self.resize is not None or self.crop is not None):
+            raise _expected("letterbox", "no resize and no crop beside it", str(self))
+        if not isinstance(self.fill, int) or not 0 <= self.fill <= 255:
+            raise _expected("fill", "a whole number from 0 to 255", self.fill)
         for name, values in (("mean", self.mean), ("std", self.std)):
             if values is not None and not (values and all(map(math.isfinite, values))):
                 raise _expected(name, "finite numbers, one per channel", values)
@@ -88,7 +100,7 @@ class Preprocess:
                 wanted = f"{' or '.join(PRESETS)}, or {settings}"
                 raise expected("preprocess", wanted, repr(word))
             else:
-                found[key] = None if value == "none" else _VALUES[key](key, value)
+                found[key] = None if value == "none" and key != "fill" else _VALUES[key](key, value)
         return cls(**found)
 
     def __str__(self) -> str:
@@ -100,7 +112,7 @@ class Preprocess:
         for field in fields(self):
             value = getattr(self, field.name)
             if value != field.default:
-                joint = "x" if field.name in ("resize", "crop") else "/"
+                joint = "x" if field.name in ("resize", "crop", "letterbox") else "/"
                 text = joint.join(map(str, value)) if isinstance(value, tuple) else str(value)
                 words.append(f"{field.name}={text}")
         return ",".join(words) or "none"
@@ -113,14 +125,33 @@ class Preprocess:
     @property
     def size(self) -> tuple[int, int] | None:
         """(rows, columns) of every result; None: they follow from the image."""
-        return self.crop or (self.resize if isinstance(self.resize, tuple) else None)
+        return self.window or (self.resize if isinstance(self.resize, tuple) else None)
+
+    @property
+    def window(self) -> tuple[int, int] | None:
+        """(rows, columns) of what is kept about the centre of a resized image; None: all of it."""
+        return self.letterbox or self.crop
 
     def resized(self, rows: int, columns: int) -> tuple[int, int]:
-        """Returns the sides of an image as :attr:`resize` makes them, rounded as torchvision rounds them."""
+        """Returns the sides of an image when it is resized.
+
+        Those of :attr:`resize` are rounded as torchvision rounds them, those of :attr:`letterbox` to the
+        nearest, as YOLO's loaders do.
+        """
+        if self.letterbox is not None:
+            scale = min(self.letterbox[0] / rows, self.letterbox[1] / columns)
+            return max(round(rows * scale), 1), max(round(columns * scale), 1)
         if not isinstance(self.resize, int):
             return self.resize or (rows, columns)
         longer = int(self.resize * max(rows, columns) / min(rows, columns))
         return (longer, self.resize) if columns <= rows else (self.resize, longer)
+
+    def placement(self, rows: int, columns: int) -> Placement:
+        """Returns where the pixels of an upright image of ``rows`` x ``columns`` are in the result."""
+        height, width = self.resized(rows, columns)
+        kept = self.window or (height, width)
+        top, left = (first_of(*sides) for sides in zip((height, width), kept, strict=True))
+        return Placement((rows, columns), (height, width), kept, -top, -left)
 
     def check(self, shape: tuple[int, ...], option: str = "preprocess") -> None:
         """Checks that results fit images of ``shape``, [C, H, W].
@@ -165,6 +196,45 @@ class Preprocess:
         return [(values - m) / s for m, s in zip(mean, std, strict=True)]
 
 
+@dataclass(frozen=True)
+class Placement:
+    """Where an image is in what a network reads of it.
+
+    Attributes:
+        image: (rows, columns) of the upright image.
+        resized: (rows, columns) that it is resized to.
+        size: (rows, columns) of what the network reads.
+        top, left: the resized image's first row and column in it; below 0 where it was cropped.
+    """
+
+    image: tuple[int, int]
+    resized: tuple[int, int]
+    size: tuple[int, int]
+    top: int
+    left: int
+
+    def to_network(self, points: np.ndarray) -> np.ndarray:
+        """Returns points of the image, float [..., 2 * K] as x, y, ..., in the network's pixels."""
+        return points * self._scale(points) + self._offset(points)
+
+    def to_image(self, points: np.ndarray) -> np.ndarray:
+        """Returns points of the network's pixels, float [..., 2 * K] as x, y, ..., in the image's."""
+        return (points - self._offset(points)) / self._scale(points)
+
+    def _scale(self, points: np.ndarray) -> np.ndarray:
+        # Not the exact ratio of the letterbox: sides were rounded to whole pixels.
+        scale = self.resized[1] / self.image[1], self.resized[0] / self.image[0]
+        return np.tile(scale, points.shape[-1] // 2)
+
+    def _offset(self, points: np.ndarray) -> np.ndarray:
+        return np.tile((float(self.left), float(self.top)), points.shape[-1] // 2)
+
+
+def first_of(side: int, crop: int) -> int:
+    """Returns the first row or column of a crop: a half rounds to even inside, and to the left outside."""
+    return round((side - crop) / 2) if crop <= side else -((crop - side) // 2)
+
+
 #: What ``--preprocess`` knows by name: what torchvision's ImageNet networks were first measured with.
 PRESETS = {
     "imagenet": Preprocess(256, (224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
@@ -182,6 +252,12 @@ def _side(key: str, text: str) -> int | tuple[int, int]:
     return sides if len(sides) == 2 else sides[0]
 
 
+def _whole(key: str, text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,3}", text):
+        raise _expected(key, "a whole number from 0 to 255", repr(text))
+    return int(text)
+
+
 def _numbers(key: str, text: str) -> tuple[float, ...]:
     try:
         return tuple(float(word) for word in text.split("/"))
@@ -192,6 +268,8 @@ def _numbers(key: str, text: str) -> tuple[float, ...]:
 _VALUES: dict[str, Callable[[str, str], Any]] = {
     "resize": _side,
     "crop": _side,
+    "letterbox": _side,
+    "fill": _whole,
     "mean": _numbers,
     "std": _numbers,
     "interpolation": lambda key, text: text,
