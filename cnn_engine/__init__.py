@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .engine.engine import Engine
     from .engine.saved import load_engine
     from .kernels import Kernel
+    from .vision.viewer import Detector, detect
 
 __version__ = "0.2.0"
 
@@ -33,6 +34,7 @@ __all__ = [
     "Conv2d",
     "Dataset",
     "DeviceError",
+    "Detector",
     "Engine",
     "InputError",
     "Kernel",
@@ -44,6 +46,7 @@ __all__ = [
     "Tanh",
     "UnsupportedError",
     "Workload",
+    "detect",
     "load",
     "load_engine",
     "ops",
@@ -54,6 +57,8 @@ __all__ = [
 #: What needs the compiled kernels, imported when first asked for: describing and training networks does not.
 _COMPILED = {
     "Classifier": ".classify",
+    "Detector": ".vision.viewer",
+    "detect": ".vision.viewer",
     "Engine": ".engine.engine",
     "Kernel": ".kernels",
     "load_engine": ".engine.saved",

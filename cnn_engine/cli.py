@@ -287,7 +287,12 @@ def workload_of(options: argparse.Namespace) -> workload.Workload:
     """
     given = model_inputs(options)
     if options.model is not None:
-        return workload.of_model(options.model, **given, inputs=getattr(options, "inputs", None))
+        return workload.of_model(
+            options.model,
+            **given,
+            inputs=getattr(options, "inputs", None),
+            preprocess=getattr(options, "preprocess", None),
+        )
     return workload.get("cifar10" if options.network is None else options.network)
 
 
@@ -342,6 +347,10 @@ def dataset_of(
         if not form.is_of_images:
             wanted = f"a .npz of arrays, for {network.name} takes no images [N, C, H, W]"
             raise expected("--data", wanted, options.data)
+        if form.sizes_of is not None:
+            name, shape = network.inputs[0].name, ",".join(map(str, network.inputs[0].shape))
+            wanted = f"a size, for {network.name} leaves it open: {name} [{shape}]"
+            raise expected("--preprocess", f"{wanted}; such as letterbox=640", options.preprocess)
         outputs = outputs if form.is_of_rows else None
         more["batch"] = 1 if network.any_batch else network.batch
     if options.classes and outputs is None:

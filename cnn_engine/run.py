@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from time import perf_counter
@@ -13,6 +14,7 @@ from . import cli, report
 from .devices import threads
 from .engine.engine import Engine
 from .errors import expected
+from .io import image_files
 from .io.files import atomic_write
 from .io.progress import Progress
 from .kernel import preflight
@@ -21,7 +23,8 @@ from .measure import profile, timing
 from .measure.result import Result
 from .report import grouping, plot
 from .report import profile as profile_report
-from .workload import Dataset, Samples
+from .vision import heads, pictures, viewer
+from .workload import Dataset, Samples, Workload
 
 MOST_IMAGES = 100_000_000
 
@@ -165,8 +168,38 @@ def parser() -> argparse.ArgumentParser:
         metavar="PATH.npz",
         help="write all outputs by name, dimension 0 being the images",
     )
+    add_drawing(p)
     p.add_argument("--quiet", action="store_true", help="print no report and no progress bar")
     return p
+
+
+def add_drawing(p: argparse.ArgumentParser) -> None:
+    """Adds ``--draw`` and what says how outputs are read for it."""
+    p.add_argument(
+        "--draw",
+        metavar="DIR",
+        help="write a PNG of each image file in --data: boxes of a detector with their classes, a mask in "
+        f"colours, or the picture that the network makes; and {pictures.FOUND}",
+    )
+    p.add_argument(
+        "--head",
+        metavar="NAME",
+        help=f"with --draw, how outputs are read: {', '.join(heads.HEADS)} (default: by their shapes and "
+        "what the model's file says)",
+    )
+    p.add_argument(
+        "--confidence",
+        type=cli.number(0, 1),
+        metavar="SCORE",
+        help=f"with --draw, the score above which a box counts (default: {viewer.CONFIDENCE:g})",
+    )
+    p.add_argument(
+        "--iou",
+        type=cli.number(0, 1),
+        metavar="SHARE",
+        help="with --draw, the intersection over union above which the worse of two boxes of a class goes "
+        f"(default: {viewer.IOU:g})",
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -183,6 +216,7 @@ def _main(arguments: list[str] | None) -> int:
     _check_outputs(outputs, options)
 
     found = cli.workload_of(options)
+    drawing = _drawing(options, found)
     start = perf_counter()
     dataset = cli.dataset_of(options, found, options.images)
     load_data_s = perf_counter() - start
@@ -225,6 +259,9 @@ def _main(arguments: list[str] | None) -> int:
         _profile(
             engine, dataset.images, rows, result, options.profile_percent or profile.TOP, progress
         )
+    checked = result.check is None or result.check.passed
+    if drawing is not None and checked and not result.interrupted:
+        result.notes += [f"drawn: {drawing.draw(engine)}", f"drawn: {drawing.sight.stated}"]
     start = perf_counter()
     engine.close()
     result.phases.free_memory_s = perf_counter() - start
@@ -247,6 +284,45 @@ def _main(arguments: list[str] | None) -> int:
         )
         return cli.CHECK_FAILED
     return cli.INTERRUPTED if result.interrupted else cli.DONE
+
+
+class _Drawing:
+    """The pictures of ``--draw``: what is checked before anything runs, and what is written at the end.
+
+    Attributes:
+        sight: how images are prepared, and outputs read.
+    """
+
+    def __init__(self, options: argparse.Namespace, found: Workload) -> None:
+        if not image_files.is_image_files(options.data):
+            raise expected("--draw", "files of images in --data beside it", options.data)
+        self.sight = viewer.sight_of(
+            found.network, preprocess=options.preprocess, classes=options.classes, head=options.head,
+            confidence=options.confidence or viewer.CONFIDENCE, iou=options.iou or viewer.IOU,
+        )  # fmt: skip
+        files = image_files.find(options.data, None).spread(options.images)
+        self._files = files.files
+        self._root = options.data if os.path.isdir(options.data) else os.path.dirname(options.data)
+        self._folder = pictures.check_folder(options.draw, options.data, "--draw")
+
+    def draw(self, engine: Engine) -> str:
+        """Draws all pictures; returns what was done, in a line."""
+        rows = pictures.draw_all(
+            engine, self.sight, self._files, self._root or ".", self._folder, "--draw"
+        )
+        return pictures.summary(rows, self._folder)
+
+
+def _drawing(options: argparse.Namespace, found: Workload) -> _Drawing | None:
+    """Returns what ``--draw`` is to do; its images are prepared alike where they are timed."""
+    if options.draw is None:
+        for name in ("head", "confidence", "iou"):
+            if getattr(options, name) is not None:
+                raise expected(f"--{name}", "the option --draw beside it", "none")
+        return None
+    drawing = _Drawing(options, found)
+    options.preprocess, options.classes = drawing.sight.preprocess, None
+    return drawing
 
 
 def _room(engine: Engine, dataset: Dataset, options: argparse.Namespace) -> np.ndarray | Samples:

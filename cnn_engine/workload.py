@@ -180,6 +180,7 @@ def of_model(
     input_shape: Mapping[str, Sequence[int | None]] | None = None,
     constants: Mapping[str, Any] | None = None,
     inputs: str | None = None,
+    preprocess: Any = None,
 ) -> Workload:
     """Returns the workload of an ONNX model: its inputs are read from arrays, or random.
 
@@ -187,6 +188,8 @@ def of_model(
         source: a path, a model's bytes or an ``onnx.ModelProto``.
         input_shape, constants: as :func:`cnn_engine.graph.onnx.load` takes them.
         inputs: a ``.npz`` of all inputs, which say what sizes are that the file leaves open.
+        preprocess: what images are prepared by, as ``--preprocess`` has it, which says the same of theirs;
+            None: as the file says.
 
     Raises:
         InputError: the model is at fault.
@@ -194,11 +197,14 @@ def of_model(
     """
     from .graph import onnx
     from .graph.model import Model
-    from .io import model_inputs
+    from .io import model_inputs, model_metadata
 
     model = Model(onnx.load(source, input_shape=input_shape, constants=constants))
-    if inputs is not None and not input_shape:
-        shapes = model_inputs.open_shapes(model, inputs)
+    if not input_shape:
+        if inputs is not None:
+            shapes = model_inputs.open_shapes(model, inputs)
+        else:
+            shapes = model_metadata.open_shapes(model, preprocess)
         if shapes:
             model = Model(onnx.load(source, input_shape=shapes, constants=constants))
     return Workload(model, partial(model_inputs.load, model))

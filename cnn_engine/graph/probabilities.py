@@ -28,8 +28,22 @@ def gives_probabilities(graph: Graph, output: str | None = None) -> bool:
 
 def gives_sigmoids(graph: Graph) -> bool:
     """Whether every number of the first output is a sigmoid: the probability of one class for itself."""
-    node = _last(graph, None)
-    return node is not None and node.op.kind == "sigmoid"
+    return last_activation(graph, None) == "sigmoid"
+
+
+def last_activation(graph: Graph, output: str | None) -> str | None:
+    """Returns ``sigmoid`` or ``softmax`` (over the last axis) where an output ends in one; else None.
+
+    Args:
+        output: its name; None: the graph's first.
+    """
+    node = _last(graph, output)
+    if node is None or node.op.kind not in ("sigmoid", "softmax"):
+        return None
+    if node.op.kind == "softmax":
+        rank = len(graph.values[node.outputs[0]].shape)
+        return "softmax" if node.op.axis % rank == rank - 1 else None
+    return "sigmoid"
 
 
 def _last(graph: Graph, output: str | None) -> Node | None:

@@ -72,15 +72,22 @@ class Classes:
         Raises:
             InputError: as :meth:`read`.
         """
+        return cls.of_rows(cls.rows(text, name, json_alone), name, outputs)
+
+    @staticmethod
+    def rows(text: str, name: str, json_alone: bool = True) -> list[list[str]]:
+        """Returns the names of each class that ``text`` has, however many classes there are.
+
+        Raises:
+            InputError: it has none.
+        """
         try:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
             if json_alone:
                 raise expected(name, "JSON", error) from error
-            rows = [_split_line(line) for line in text.splitlines() if line.strip()]
-        else:
-            rows = _rows(found, name)
-        return cls._of_rows(rows, name, outputs)
+            return [_split_line(line) for line in text.splitlines() if line.strip()]
+        return _rows(found, name)
 
     @classmethod
     def of_names(cls, names: Sequence[str], outputs: int) -> Classes:
@@ -89,10 +96,15 @@ class Classes:
         Raises:
             InputError: they are no texts, or more or fewer than ``outputs``.
         """
-        return cls._of_rows(_rows(list(names), "classes"), "classes", outputs)
+        return cls.of_rows(_rows(list(names), "classes"), "classes", outputs)
 
     @classmethod
-    def _of_rows(cls, rows: list[list[str]], name: str, outputs: int) -> Classes:
+    def of_rows(cls, rows: list[list[str]], name: str, outputs: int) -> Classes:
+        """Returns the classes of names that :meth:`rows` gives.
+
+        Raises:
+            InputError: they are more or fewer than ``outputs``.
+        """
         if len(rows) != outputs:
             raise expected(name, f"{outputs} names, one for each output of the network", len(rows))
         return cls(tuple(row[-1] for row in rows), _unique(rows))
@@ -201,6 +213,8 @@ def find(path: str, outputs: int | None, classes: Classes | None = None) -> Imag
     Raises:
         InputError: there is no image, or a label that is none of the network's.
     """
+    if outputs is None and os.path.isdir(path):
+        return ImageFiles(path, inside_of(path))
     if outputs is None:
         found = find(path, LABELS, classes)
         return replace(found, labels=None, classes=None, note=None)

@@ -6,12 +6,14 @@ files takes them from there, unless an option says otherwise.
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InputError, expected
+from ..graph.form import form_of
 from ..graph.model import Model
 from ..graph.onnx.model import messages
 from .image_files import Classes
@@ -20,8 +22,11 @@ from .preprocess import Preprocess
 #: Keys: settings as ``--preprocess`` takes them, and a JSON list of names.
 PREPROCESS, CLASSES = "cnn_engine.preprocess", "cnn_engine.classes"
 
-#: Characters of settings that are read.
-LONGEST_SETTINGS = 4096
+#: Characters of settings, and of a literal, that are read.
+LONGEST_SETTINGS, LARGEST_LITERAL = 4096, 1 << 20
+
+#: Value beyond the image with which YOLO's networks are trained.
+GREY = 114
 
 
 def preprocess_of(network: Any) -> Preprocess | None:
@@ -30,13 +35,31 @@ def preprocess_of(network: Any) -> Preprocess | None:
     Raises:
         InputError: the file's metadata is at fault.
     """
-    text = getattr(network, "metadata", {}).get(PREPROCESS)
+    metadata = getattr(network, "metadata", {})
+    text = metadata.get(PREPROCESS)
     if text is None:
-        return None
+        return _ultralytics_preprocess(network.name, metadata)
     try:
         return Preprocess.parse(text[:LONGEST_SETTINGS])
     except InputError as error:
         raise InputError(f"{network.name}: metadata {PREPROCESS}: {error}") from None
+
+
+def open_shapes(model: Model, preprocess: str | Preprocess | None) -> dict[str, tuple]:
+    """Returns the shape of a model's images, by input, where it leaves sizes open that preprocessing decides.
+
+    Raises:
+        InputError: the preprocessing is at fault.
+    """
+    form = form_of(model, model.base)
+    if form.sizes_of is None or not form.is_of_images:
+        return {}
+    if isinstance(preprocess, str):
+        preprocess = Preprocess.parse(preprocess)
+    preprocess = preprocess or preprocess_of(model)
+    if preprocess is None or preprocess.size is None:
+        return {}
+    return {form.inputs[0].name: (None, None, *preprocess.size)}
 
 
 def classes_of(network: Any) -> Classes | None:
@@ -45,10 +68,52 @@ def classes_of(network: Any) -> Classes | None:
     Raises:
         InputError: the file's metadata is at fault, or has more or fewer names than there are outputs.
     """
-    text = getattr(network, "metadata", {}).get(CLASSES)
-    if text is None:
+    if (
+        isinstance(network, Model) and network.why_not_images
+    ):  # its outputs are no scores of classes
         return None
-    return Classes.parse(text, f"{network.name}: metadata {CLASSES}", network.classes)
+    names = names_of(network)
+    return None if names is None else Classes.of_rows(*names, network.classes)
+
+
+def names_of(network: Any) -> tuple[list[list[str]], str] | None:
+    """Returns the names of a network's classes, however many, and what to call where they are from."""
+    metadata = getattr(network, "metadata", {})
+    if (text := metadata.get(CLASSES)) is not None:
+        called = f"{network.name}: metadata {CLASSES}"
+        return Classes.rows(text, called, json_alone=True), called
+    if (found := _ultralytics(network.name, metadata, "names")) is not None:
+        called = f"{network.name}: metadata names"
+        found = {str(n): name for n, name in found.items()} if isinstance(found, dict) else found
+        return Classes.rows(json.dumps(found), called, json_alone=True), called
+    return None
+
+
+def _ultralytics(name: str, metadata: Mapping[str, str], key: str) -> Any:
+    """Returns a value of what Ultralytics' exporter writes, Python's literals; None: it wrote none.
+
+    Raises:
+        InputError: it is no literal.
+    """
+    if metadata.get("author") != "Ultralytics" or (text := metadata.get(key)) is None:
+        return None
+    try:
+        return ast.literal_eval(text[:LARGEST_LITERAL])
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        raise expected(f"{name}: metadata {key}", "a list or a dictionary", text[:60]) from None
+
+
+def _ultralytics_preprocess(name: str, metadata: Mapping[str, str]) -> Preprocess | None:
+    """Returns how Ultralytics' networks see images: all of them letterboxed but classifiers, from 0 to 1."""
+    size = _ultralytics(name, metadata, "imgsz")
+    if size is None:
+        return None
+    sides = [size, size] if isinstance(size, int) else size
+    if not isinstance(sides, list | tuple) or len(sides) != 2:
+        raise expected(f"{name}: metadata imgsz", "[rows, columns]", size)
+    if metadata.get("task") == "classify":
+        return Preprocess(min(sides), tuple(sides))
+    return Preprocess(letterbox=tuple(sides), fill=GREY)
 
 
 @dataclass(frozen=True)
