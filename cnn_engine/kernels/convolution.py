@@ -24,12 +24,15 @@ NATIVE = {
 
 
 def nothing_to_read(node: Node, graph: Graph) -> str | None:
-    """Returns why no kernel can run a convolution of images without a place or a channel, all padding.
+    """Returns why no kernel can run a convolution of images without a place or a channel, or of no filters.
 
     No images at all are no work, which kernels do.
     """
-    sizes = graph.values[node.inputs[0]].shape
-    return f"expected images with elements, found {list(sizes)}" if 0 in sizes[1:] else None
+    for name in (node.inputs[0], *node.outputs):
+        sizes = graph.values[name].shape
+        if 0 in sizes[1:]:
+            return f"expected images with elements, found {list(sizes)}"
+    return None
 
 
 def why_not(node: Node, graph: Graph) -> str | None:

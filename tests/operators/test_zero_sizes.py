@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper
 from onnx_models import model, onnxruntime_outputs, tensor
@@ -93,3 +94,19 @@ def test_a_workload_runs_no_images():
 def test_a_shape_that_is_left_is_of_what_is_not_taken_over(shape, wanted, resolved):
     """``x.view(x.size(0), -1)`` of 0 images: ONNX's 0 takes the batch, and what is left is an image."""
     assert Reshape(wanted).resolved(shape) == resolved
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_convolution_of_no_filters(quantized):
+    node, constants = helper.make_node("Conv", ["x", "w"], ["y"]), {"w": weight(0, 3, 3, 3)}
+    x, dtype = np.ones((2, 3, 8, 8), np.float32), onnx.TensorProto.FLOAT
+    if quantized:
+        x, dtype = x.astype(np.uint8), onnx.TensorProto.UINT8
+        constants = {"w": weight(0, 3, 3, 3).astype(np.int8), "one": np.float32(1)}
+        constants |= {"zero": np.uint8(0), "w_zero": np.int8(0)}
+        names = ["x", "one", "zero", "w", "one", "w_zero", "one", "zero"]
+        node = helper.make_node("QLinearConv", names, ["y"])
+    proto = model([node], [tensor("x", x.shape, dtype)], [tensor("y", None, dtype)], constants)
+    with Engine(proto, device="cpu") as engine:
+        found = engine.run({"x": x})["y"]
+    assert (found.shape, found.dtype) == ((2, 0, 6, 6), x.dtype)

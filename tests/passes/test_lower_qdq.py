@@ -393,6 +393,21 @@ def test_what_stays_float_is_named(rng):
     assert Counter(kinds(graph))["conv2d"] == 2
 
 
+@pytest.mark.parametrize("op", [Add(), Mul(), ReduceMean((2, 3))])
+def test_ratios_of_scales_that_are_no_float32_are_refused(op):
+    net = Built()
+    inputs = [net.input(name, (1, 2, 3, 3), 3e38) for name in "ab"[: 1 + isinstance(op, Add | Mul)]]
+    y = net.quantize(net(op, *inputs), 1e-45)
+    graph, refused = Graph("g", tuple(net.inputs), (y,), tuple(net.nodes), net.constants), []
+    lowered = passes.lower_qdq(graph, refused)
+    assert [note.why for note in refused] == [
+        "its scales over the output's are no positive float32"
+    ]
+    given = {value.name: np.full((1, 2, 3, 3), 3, np.int8) for value in net.inputs}  # all 0
+    for of in (graph, lowered):
+        assert (reference(of, given)[y] == -5).all()
+
+
 def test_weights_alone_become_floats_again(rng):
     net = Built()
     w = net.weight(int8(rng, 6, 4, 1, 1), rng.uniform(0.01, 0.03, 6))

@@ -128,10 +128,14 @@ class Lowering:
             return None
         return self.number(node, name, of.offset, of.integers.dtype)
 
-    def put(self, nodes: Sequence[Node], by: Sequence[Node], why: str) -> None:
-        """Replaces ``nodes``; what they alone read goes with them later."""
-        self.rewrites.replace(nodes, by, why, self._constants)
-        self._constants = {}
+    def put(self, nodes: Sequence[Node], by: Sequence[Node], why: str) -> str | None:
+        """Replaces ``nodes``; what they alone read goes with them later. Returns why not, or None."""
+        constants, self._constants = self._constants, {}
+        scales = (array for array in constants.values() if array.dtype == np.float32)
+        if not all(((scale > 0) & (scale < math.inf)).all() for scale in scales):
+            return "its scales over the output's are no positive float32"
+        self.rewrites.replace(nodes, by, why, constants)
+        return None
 
     # -- sums of products --------------------------------------------------------------------------
 
@@ -194,8 +198,6 @@ class Lowering:
         if isinstance(whole, str):
             return whole
         scale = steps if end.output is None else steps / end.output.step
-        if not ((scale > 0) & (scale < math.inf)).all():
-            return "its scales over the output's are no positive float32"
         weight, w_zero = self.weight(node, w, turned)
         return weight, (
             self.constant(f"{node.name}/scale", scale),
@@ -231,8 +233,7 @@ class Lowering:
         while inputs[-1] is None:
             inputs = inputs[:-1]
         layer = Node(node.name, op, inputs, (end.name,), covering(node, *end.nodes))
-        self.put([node, *end.nodes], [layer], "its sums are integers")
-        return None
+        return self.put([node, *end.nodes], [layer], "its sums are integers")
 
     def conv(self, node: Node) -> str | None:
         """Lowers a convolution; returns why it cannot be, or None."""
@@ -348,8 +349,8 @@ class Lowering:
             inputs = inputs[:-1]
         covers = covering(node, *nodes, *end.nodes)
         layer = Node(node.name, QuantizedLinear(end.dtype, **end.range), inputs, (y,), covers)
-        self.put([node, *nodes, *end.nodes], [layer, *before, *after], "its sums are integers")
-        return None
+        replaced = [node, *nodes, *end.nodes]
+        return self.put(replaced, [layer, *before, *after], "its sums are integers")
 
     # -- pointwise operators and means ----------------------------------------------------------------
 
@@ -441,7 +442,8 @@ def lower_layers(graph: Graph) -> tuple[Graph, list[Note]]:
         ]
         if lower is None or not reads:
             continue
-        why = lower(lowering, node)
+        with np.errstate(all="ignore"):  # ratios of scales that are no float32 are refused
+            why = lower(lowering, node)
         if why is not None:
             refused.append(Note(node.name, f"quantized_{node.op.kind}", why))
     return lowering.rewrites.apply(), refused
