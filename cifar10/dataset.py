@@ -38,10 +38,10 @@ RECORD_BYTES = 1 + IMAGE_BYTES
 #: No source yields more than this (3 GB of pixels): a typing error must not fill the memory.
 MAX_IMAGES = 1_000_000
 
-#: The folder that the official archive unpacks to, and that ``python -m cifar10.download`` fills.
+#: The folder that the official archive unpacks to, and that ``cnn-engine download cifar10`` fills.
 FOLDER = "cifar-10-batches-bin"
 DATA_VARIABLE = "CNN_ENGINE_DATA"
-DOWNLOAD_COMMAND = f"python -m {__package__}.download"
+DOWNLOAD_COMMAND = "cnn-engine download cifar10"
 
 _CHUNK = 4096  # images handled at a time, so that temporary copies stay small
 _MAX_JPEG_BYTES = 1 << 20  # a 32x32 JPEG is about 1 KB

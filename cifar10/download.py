@@ -1,4 +1,4 @@
-"""Downloads CIFAR-10: ``python -m cifar10.download``.
+"""Downloads CIFAR-10: ``cnn-engine download cifar10``.
 
 Fetches the official archive of binary records (https://www.cs.toronto.edu/~kriz/cifar.html, which
 publishes the checksum), checks it, and unpacks it into the user's cache, where ``--data auto``

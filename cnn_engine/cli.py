@@ -266,7 +266,7 @@ def add_kernels(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="FILE",
         help="a kernel of your own (.cu, .cpp) in the place of the engine's, for all nodes of its operator, "
-        "or for one: conv2:my.cu; may be given again (python -m cnn_engine.kernel new writes one that works)",
+        "or for one: conv2:my.cu; may be given again (cnn-engine kernel new writes one that works)",
     )
 
 

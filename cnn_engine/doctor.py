@@ -1,4 +1,4 @@
-"""``python -m cnn_engine.doctor``: reports the build, the machine, what is missing and how to fix it."""
+"""``cnn-engine doctor``: reports the build, the machine, what is missing and how to fix it."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def main(arguments: list[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """Returns the command line's parser."""
     return cli.ArgumentParser(
-        prog="python -m cnn_engine.doctor",
+        prog="cnn-engine doctor",
         description="Says what was built, which devices, drivers and libraries are seen, what is missing "
         "and what mends it. Exits with 0 if the main job can run, else with 2.",
     )
@@ -209,7 +209,7 @@ def _main(arguments: list[str] | None) -> int:
     if fault:
         cli.show("\nthe main job cannot run: see the lines marked !!")
         return cli.INPUT_AT_FAULT
-    cli.show("\nthe main job can run: python -m cnn_engine.run")
+    cli.show("\nthe main job can run: cnn-engine run")
     return cli.DONE
 
 

@@ -1,4 +1,4 @@
-"""``python -m cnn_engine.export``: a PyTorch model as an ONNX file, checked against PyTorch's own numbers."""
+"""``cnn-engine export``: a PyTorch model as an ONNX file, checked against PyTorch's own numbers."""
 
 from __future__ import annotations
 
@@ -389,7 +389,7 @@ def _metadata(
 def parser() -> cli.ArgumentParser:
     """Returns the command's parser."""
     p = cli.ArgumentParser(
-        prog="python -m cnn_engine.export",
+        prog="cnn-engine export",
         description="Writes a PyTorch model as an ONNX file, and compares what the file computes with "
         "PyTorch's own numbers, both in float64.",
         epilog="exit codes: 0 done; 1 the file computes something else; 2 the input is at fault",

@@ -1,4 +1,4 @@
-"""``python -m cnn_engine.inspect x.onnx``: describes a model, and how the engine would run it."""
+"""``cnn-engine inspect x.onnx``: describes a model, and how the engine would run it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .target import NAMES, Target
 def parser() -> cli.ArgumentParser:
     """Returns the command's parser."""
     p = cli.ArgumentParser(
-        prog="python -m cnn_engine.inspect",
+        prog="cnn-engine inspect",
         description="Says what an ONNX model computes: its nodes with shapes, parameters, FLOPs and bytes; "
         "what is folded and fused into what, and why; which kernel runs each node on each device; the memory "
         "that a pass needs; and every node that is not supported.",

@@ -1,4 +1,4 @@
-"""``python -m cnn_engine.run``: runs a network on images, checks it, and times every layer and copy."""
+"""``cnn-engine run``: runs a network on images, checks it, and times every layer and copy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MOST_IMAGES = 100_000_000
 def parser() -> argparse.ArgumentParser:
     """Returns the command's parser."""
     p = cli.ArgumentParser(
-        prog="python -m cnn_engine.run",
+        prog="cnn-engine run",
         description="Runs a network on images: compares it with a float64 reference, then times whole "
         "passes, every layer and every copy.",
         epilog="exit codes: 0 done; 1 the check against the reference failed, nothing is timed; 2 the "

@@ -38,10 +38,10 @@ ORIGINAL_SIZE, SIZE = 28, 48
 #: No source yields more than this (460 MB of pixels): a typing error must not fill the memory.
 MAX_IMAGES = 200_000
 
-#: The folder that ``python -m fashion_mnist.download`` fills, in the user's cache.
+#: The folder that ``cnn-engine download fashion_mnist`` fills, in the user's cache.
 FOLDER = "fashion-mnist"
 DATA_VARIABLE = "CNN_ENGINE_DATA"
-DOWNLOAD_COMMAND = f"python -m {__package__}.download"
+DOWNLOAD_COMMAND = "cnn-engine download fashion_mnist"
 
 #: What a folder is searched for, the first that is there: the names of the published files, and of
 #: copies that were resized. The test images come first, since the course's figures are of them.

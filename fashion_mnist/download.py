@@ -1,4 +1,4 @@
-"""Downloads Fashion-MNIST: ``python -m fashion_mnist.download``.
+"""Downloads Fashion-MNIST: ``cnn-engine download fashion_mnist``.
 
 Fetches the four files that the authors publish with their checksums
 (https://github.com/zalandoresearch/fashion-mnist) into the user's cache, where ``--data auto`` looks.

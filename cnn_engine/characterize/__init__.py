@@ -1,6 +1,6 @@
 """Low-batch characterisation: latency, utilisation, memory, power and accuracy against the batch.
 
-``python -m cnn_engine.characterize``; see docs/reference/characterize.md for every column.
+``cnn-engine characterize``; see docs/reference/characterize.md for every column.
 """
 
 from .command import main

@@ -34,7 +34,7 @@ Subject = EngineSubject | TorchSubject
 def parser() -> argparse.ArgumentParser:
     """Returns the command's parser."""
     p = cli.ArgumentParser(
-        prog="python -m cnn_engine.characterize",
+        prog="cnn-engine characterize",
         description="Characterises networks at low batch: latency, images/s, GPU or CPU utilisation, "
         "memory, power, clocks and accuracy, for each batch size and variant.",
         epilog="exit codes: 0 done; 1 a point could not be measured, or a check against the reference "

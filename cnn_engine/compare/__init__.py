@@ -1,4 +1,4 @@
-"""``python -m cnn_engine.compare``: results of ``run --json`` against the first of them, with verdicts."""
+"""``cnn-engine compare``: results of ``run --json`` against the first of them, with verdicts."""
 
 from .command import main
 

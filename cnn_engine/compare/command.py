@@ -1,4 +1,4 @@
-"""``python -m cnn_engine.compare``: results of ``run --json`` against the first of them, with verdicts."""
+"""``cnn-engine compare``: results of ``run --json`` against the first of them, with verdicts."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ COLUMNS = {
 def parser() -> argparse.ArgumentParser:
     """Returns the command's parser."""
     p = cli.ArgumentParser(
-        prog="python -m cnn_engine.compare",
-        description="Compares results that `python -m cnn_engine.run --json` wrote with the first of them: "
+        prog="cnn-engine compare",
+        description="Compares results that `cnn-engine run --json` wrote with the first of them: "
         "whole passes, throughput, every layer and every copy, as ratios with 95 % intervals from the raw "
         "samples. Faster or slower: the whole interval lies beyond the threshold; same: within it; else "
         "cannot tell.",
@@ -205,7 +205,7 @@ def _again(baseline: Result, more: list[str]) -> Result:
         words = []
     at = next((i for i, word in enumerate(words) if word in RUNS or word.endswith("/run.py")), None)
     if at is None:
-        raise expected(more[0], "a baseline that python -m cnn_engine.run wrote", baseline.command)
+        raise expected(more[0], "a baseline that cnn-engine run wrote", baseline.command)
     kept, skip = [], False
     for word in words[at + 1 :]:
         if not skip and word.split("=")[0] not in OUTPUTS:

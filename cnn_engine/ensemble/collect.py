@@ -102,7 +102,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
         if is_report and not document.get("interrupted"):
             rows.append(row(document, str(path)))
     if not rows:
-        raise expected(f"--collect {folder}", "reports of python -m cnn_engine.ensemble", "none")
+        raise expected(f"--collect {folder}", "reports of cnn-engine ensemble", "none")
     return rows
 
 

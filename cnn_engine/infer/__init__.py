@@ -1,4 +1,4 @@
-"""``python -m cnn_engine.infer``: predictions for data sets of any size, in a table, once each."""
+"""``cnn-engine infer``: predictions for data sets of any size, in a table, once each."""
 
 from .command import main
 

@@ -1,4 +1,4 @@
-"""``python -m cnn_engine.infer``: predictions for data sets of any size, in a table, once each."""
+"""``cnn-engine infer``: predictions for data sets of any size, in a table, once each."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
 def parser() -> argparse.ArgumentParser:
     """Returns the command's parser."""
     p = cli.ArgumentParser(
-        prog="python -m cnn_engine.infer",
+        prog="cnn-engine infer",
         description="Runs a network over data sets of any size and writes a row per image to Parquet files, "
         "each image once, whatever dies on the way: the same command again does what is missing. Shards of "
         "the input are computed by worker processes of this machine, by Ray, or by the tasks of a cluster's "

@@ -1,4 +1,4 @@
-"""Kernels of your own: ``python -m cnn_engine.kernel new | check | rank``."""
+"""Kernels of your own: ``cnn-engine kernel new | check | rank``."""
 
 from .command import main
 

@@ -1,4 +1,4 @@
-"""``python -m cnn_engine.kernel new | check | rank``: kernels of your own."""
+"""``cnn-engine kernel new | check | rank``: kernels of your own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .process import Limits
 def parser() -> argparse.ArgumentParser:
     """Returns the command's parser."""
     p = cli.ArgumentParser(
-        prog="python -m cnn_engine.kernel",
+        prog="cnn-engine kernel",
         description="Kernels of your own, each in one file, with nothing to build: NVRTC compiles CUDA, "
         "C++ by the machine's compiler. They run in networks with `run --kernel FILE`.",
         epilog="exit codes: 0 done; 1 the kernel is wrong; 2 the input is at fault; 130 interrupted",

@@ -30,7 +30,7 @@ SHOWN = 12
 def parser() -> cli.ArgumentParser:
     """Returns the command's parser."""
     p = cli.ArgumentParser(
-        prog="python -m cnn_engine.quantize",
+        prog="cnn-engine quantize",
         description="Makes an ONNX model of 8-bit integers from one of floats: ranges from images of yours, "
         "a scale for each filter, and a report of what each layer loses. The file has QuantizeLinear and "
         "DequantizeLinear nodes, which ONNX Runtime, OpenVINO and TensorRT read, too.",

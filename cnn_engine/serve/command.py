@@ -26,7 +26,7 @@ def parser() -> cli.ArgumentParser:
     """Returns the command's parser."""
     count = cli.whole_number
     p = cli.ArgumentParser(
-        prog="python -m cnn_engine.serve",
+        prog="cnn-engine serve",
         description="Serves networks over HTTP and gRPC, by the Open Inference Protocol (KServe v2) that the "
         "clients of Triton and KServe speak. Requests that wait share a pass. Ctrl-C and SIGTERM end it when "
         "the requests in progress are answered.",

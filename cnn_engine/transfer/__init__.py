@@ -1,6 +1,6 @@
 """The CPU-to-GPU transfer profiler: the time to move a batch of images against the batch size.
 
-``python -m cnn_engine.transfer``: docs/how-to/measure_transfers.md.
+``cnn-engine transfer``: docs/how-to/measure_transfers.md.
 """
 
 from .command import main

@@ -38,7 +38,7 @@ MOST_WEIGHTS_COPIES = 20
 def parser() -> argparse.ArgumentParser:
     """Returns the command's parser."""
     p = cli.ArgumentParser(
-        prog="python -m cnn_engine.transfer",
+        prog="cnn-engine transfer",
         description="Times the move of a batch of images between host and GPU, for each batch size, and "
         "fits the time against the batch size. What exists is not measured again.",
         epilog="exit codes: 0 done; 1 what arrived was not what was sent; 2 the input is at fault; 130 "

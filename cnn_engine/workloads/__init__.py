@@ -1,7 +1,7 @@
 """The project's own workloads: ``cnn_engine.workloads.cifar10`` and ``cnn_engine.workloads.fashion_mnist``.
 
 Installed, they are subpackages of this one, so that nothing of the user's is hidden by their names. In a
-checkout their folders lie at its top, where ``python -m cifar10.download`` finds them too.
+checkout their folders lie at its top, where ``import cifar10`` finds them too.
 """
 
 from pathlib import Path

@@ -348,7 +348,7 @@ def test_auto_falls_back_to_synthetic_and_says_so():
     assert data.source == "synthetic"
     assert len(data) == 7
     assert data.labels is None
-    assert "python -m cnn_engine.workloads.cifar10.download" in data.note
+    assert "cnn-engine download cifar10" in data.note
     assert "synthetic" in data.note
     assert dataset.load("synthetic").note is None
 

@@ -17,7 +17,7 @@ def test_the_main_job_can_run(capsys, monkeypatch, tmp_path):
     out = capsys.readouterr().out
     assert "ok CPU kernels" in out
     assert "network cifar10" in out
-    assert "python -m cnn_engine.workloads.cifar10.download" in out
+    assert "cnn-engine download cifar10" in out
     assert "the main job can run" in out
 
 

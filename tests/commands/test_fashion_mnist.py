@@ -158,7 +158,7 @@ def test_without_weights_and_with_random_ones(capsys):
     assert re.search(r"^Network +: ece408$", captured.out, re.MULTILINE)
     assert "The weights are random: correctness means nothing" in out
     assert "Correctness: not known, since the images have no labels" in out
-    assert "python -m cnn_engine.workloads.fashion_mnist.download" in " ".join(out.split())
+    assert "cnn-engine download fashion_mnist" in " ".join(out.split())
 
 
 class _Result:
@@ -368,7 +368,7 @@ def test_arbitrary_bytes_are_an_input_error(tmp_path, content):
 def test_auto_falls_back_to_synthetic_and_says_so():
     found = dataset.load("auto", 7)
     assert (found.source, len(found), found.labels) == ("synthetic", 7, None)
-    assert "python -m cnn_engine.workloads.fashion_mnist.download" in found.note
+    assert "cnn-engine download fashion_mnist" in found.note
     assert dataset.load("synthetic").note is None
 
 
@@ -559,7 +559,7 @@ def test_commands_work_after_a_download_that_was_ended(stalling, capsys, name, n
     arguments = ["--network", "ece408", "--device", "cpu", "--weights", "random", "--images", "4"]
     assert run.main(arguments) == 0
     out, _ = capsys.readouterr()
-    resume = "`python -m cnn_engine.workloads.fashion_mnist.download` resumes it"
+    resume = "`cnn-engine download fashion_mnist` resumes it"
     assert "is not complete, so the images are synthetic" in " ".join(out.split())
     assert resume in " ".join(out.split())
     assert doctor.main([]) == 0

@@ -60,7 +60,7 @@ def test_with_no_options_on_a_machine_without_data():
         "Load Network Parameters time", "Create Outputs time", "Net Forward total time",
         "Time for network", "Conv:", "ReLU:", "Pool:", "FC:", "Softmax:",
         "Net Accuracy", "Free memory time", "Total time",
-        "synthetic", "python -m cnn_engine.workloads.cifar10.download",
+        "synthetic", "cnn-engine download cifar10",
     ):  # fmt: skip
         assert line in out
 

@@ -44,7 +44,7 @@ class UnsupportedNodesError(UnsupportedError):
         text = "; ".join(str(node) for node in self.nodes[: self.SHOWN])
         more = len(self.nodes) - self.SHOWN
         if more > 0:
-            text += f"; and {more} more (python -m cnn_engine.inspect lists all)"
+            text += f"; and {more} more (cnn-engine inspect lists all)"
         count = f"{len(self.nodes)} node{'s' if len(self.nodes) > 1 else ''}"
         super().__init__(
             f"{source}: expected operators that the engine has, found {count} without: {text}"
