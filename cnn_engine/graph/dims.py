@@ -459,6 +459,19 @@ def _either(kind: str, first: Dim | int, second: Dim | int) -> Dim | int:
     return _dim((((_Part(kind, a, b),), 1),))
 
 
+def estimated(size: Dim | int) -> int:
+    """Returns the number of a dimension by which everything is decided, for what is right for any other too.
+
+    Raises:
+        TypeError: nothing is recorded, so that there is no number.
+    """
+    if not isinstance(size, Dim):
+        return size
+    if not _recorders.all:
+        raise TypeError(f"expected a number, found the open dimension {size!r}")
+    return _recorders.all[-1].at.value(size.terms)
+
+
 # ---- guards ----
 
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 import numpy as np
 
 from ..locks import ForkSafeLock
+from .compiled import decisions_of
 from .dims import (
     TYPICAL_BATCH,
     Dim,
@@ -25,6 +26,10 @@ from .graph import Graph, Node, Value
 
 #: Graphs with symbols that are kept, each with decisions of its own.
 MOST_VARIANTS = 16
+
+
+#: Sizes that guards are looked at for before they are compiled.
+WORTH_COMPILING = 8
 
 
 class NotSymbolicError(Exception):
@@ -45,6 +50,8 @@ class SymbolicGraph:
         self._values = [value for value in graph.values.values() if holds_dims(value.shape)]
         self._positions = [place for place, node in enumerate(graph.nodes) if holds_dims(node.op)]
         self._foldable = _foldable(graph)
+        self._asked = 0
+        self._compiled: dict[tuple[str, ...], Callable[..., tuple[bool, ...]]] = {}
 
     def __reduce__(self) -> tuple:
         return SymbolicGraph, (self.graph, self.guards)
@@ -53,11 +60,21 @@ class SymbolicGraph:
         """Whether the same decisions would have been made for these sizes."""
         if any(number < 1 for _, number in sizes.numbers):
             return False
-        at = Evaluator(sizes)
         try:
-            return all(guard.holds(at) for guard in self.guards)
+            return self._holds(sizes)
         except (ZeroDivisionError, KeyError):
             return False
+
+    def _holds(self, sizes: Sizes) -> bool:
+        """Whether all guards hold, which are compiled once they were asked often."""
+        if self._asked < WORTH_COMPILING:
+            self._asked += 1
+            at = Evaluator(sizes)
+            return all(guard.holds(at) for guard in self.guards)
+        symbols = tuple(symbol for symbol, _ in sizes.numbers)
+        if symbols not in self._compiled:
+            self._compiled[symbols] = decisions_of(symbols, self.guards)
+        return all(self._compiled[symbols](*(number for _, number in sizes.numbers)))
 
     def at(self, sizes: Sizes, rebuild: Callable[[Sizes], Graph]) -> Graph:
         """Returns the graph for these sizes: no pass runs, and no shape is inferred.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .. import _cpu
 from .kernel import NO_ONE, Call, storage_of
+from .native import _cpu
 
 #: Changes nothing: what kernels apply where a node has no activation.
 NO_ACTIVATION = _cpu.Activation(_cpu.UnaryFunction.clip, -math.inf, math.inf)

@@ -6,13 +6,13 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from .. import _cpu
 from ..graph.graph import Graph, Node, Value
 from ..operators.pad2d import Pad2d
 from ..operators.unary import Unary
 from ..target import Target
 from ..types import ITEM_BYTES
 from .kernel import Bound, Call, Kernel, functions, on_both, packed, upload, workspace_for
+from .native import _cpu
 from .strided import unused
 
 #: The name of a variant -> the compiled functions' name for it.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import _cpu
 from .kernel import Bound, Call, Kernel
+from .native import _cpu
 from .strided import copy_shape
 
 _ANY = ()

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import _cpu
 from ..graph.graph import Graph, Node, Value
 from ..operators.operator import axis_in
 from .kernel import Bound, Call, Kernel, storing
+from .native import _cpu
 from .strided import MOST, beyond, copy_shape, keeping, repeated, row_major, together
 
 _ITEMS = (1, 2, 4, 8)
@@ -39,10 +39,12 @@ def _tile(op: Any, x: Value, y: Value) -> Copied:
 
 
 def _slice(op: Any, x: Value, y: Value) -> Copied:
-    taken = op.ranges(x.shape)
+    taken = op.bounds(x.shape)
     steps = row_major(x.shape)
-    start = sum(r.start * step for r, step in zip(taken, steps, strict=True))
-    reads = tuple(r.step * step for r, step in zip(taken, steps, strict=True))
+    start = sum(first * steps[axis] for axis, (first, _, _) in taken.items())
+    reads = tuple(
+        step * taken[axis][2] if axis in taken else step for axis, step in enumerate(steps)
+    )
     return y.shape, reads, row_major(y.shape), start if y.size else 0, 0
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .. import _cpu
 from ..graph.graph import Graph, Node, Value
 from ..target import Target
 from ..types import ITEM_BYTES
 from .convolution import limits
 from .kernel import Bound, Call, Kernel, functions, on_both, packed, upload, workspace_for
+from .native import _cpu
 
 
 def linear_shape(x: Value, weight: Value) -> Any:

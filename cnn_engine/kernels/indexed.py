@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import _cpu
 from ..errors import InputError
 from ..graph.graph import Graph, Node, Value
 from ..operators.operator import axis_in
 from .kernel import Bound, Call, Kernel
+from .native import _cpu
 from .strided import MOST, row_major
 
 #: (dimensions of the rows, x's steps for each, the indices' steps for each, sizes and steps that a row's

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import _cpu
 from ..devices import Buffer
 from ..graph.graph import Graph, Node, Value
 from ..target import Requires, Target
+from .native import _cpu
 
 #: For calls that do not report results past float16's range.
 NO_ONE = _cpu.Overflow(0, 0)

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import _cpu
 from ..graph.graph import Graph, Node, Value
 from ..operators.operator import axis_in
 from .arguments import input_values, output_values
 from .kernel import Bound, Call, on_both
+from .native import _cpu
 
 #: Elements of a row that is normalised where it lies in memory in 16 bits.
 LONGEST_ROW = 2048

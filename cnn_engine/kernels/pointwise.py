@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from .. import _cpu
 from ..graph.graph import Graph, Node
 from ..graph.passes.fuse.pointwise import MOST_INPUTS, POINTWISE
 from ..operators import KINDS
@@ -18,6 +17,7 @@ from ..operators.region import Region
 from ..operators.unary import Unary
 from .arguments import input_values, output_values
 from .kernel import Bound, Call, Kernel, on_both, storing
+from .native import _cpu
 from .strided import MOST, keeping, repeated, row_major, together, walk
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from .. import _cpu
 from ..graph.graph import Graph, Node
 from .kernel import Bound, Call, on_both
+from .native import _cpu
 
 
 def _make(call: Call) -> Bound:

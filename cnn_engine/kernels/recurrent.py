@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import _cpu
 from ..graph.graph import Graph, Node, Value
 from ..operators.recurrent import checked_lengths
 from ..types import ITEM_BYTES
 from .kernel import Bound, Call, Kernel, functions, packed, upload
+from .native import _cpu
 from .numpy import array_at
 
 

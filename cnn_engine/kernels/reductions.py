@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from .. import _cpu
 from ..graph.graph import Graph, Node
 from ..operators import KINDS
 from ..operators.operator import axis_in
@@ -14,6 +13,7 @@ from ..operators.reduce import Reduce
 from ..operators.shaping import Reshape, Transpose
 from .arguments import input_values, output_values
 from .kernel import Bound, Call, on_both
+from .native import _cpu
 from .strided import unused
 
 #: Means of columns that one call makes where they lie in memory in 16 bits.

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from .. import _cpu
 from ..graph.graph import Graph, Node
 from .data_movement import gathered, offsets
 from .kernel import Bound, Call, on_both
+from .native import _cpu
 from .strided import MOST, keeping, unused
 
 

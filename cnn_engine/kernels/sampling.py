@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .. import _cpu
 from ..graph.graph import Graph, Node
 from .kernel import Bound, Call, Kernel, on_both
+from .native import _cpu
 from .numpy import array_at
 
 

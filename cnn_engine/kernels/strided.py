@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from .. import _cpu
 from ..graph.graph import Graph, Value
 from .kernel import Bound
+from .native import _cpu
 
 #: Dimensions that a kernel walks over (csrc/ops/strided.h).
 MOST = 8
@@ -105,6 +105,7 @@ def together(bounds: Sequence[Bound]) -> Bound:
         for function, begin, end in calls:
             function(*given[begin:end])
 
+    run.functions = [function for function, _, _ in calls]  # type: ignore[attr-defined]
     return run, arguments
 
 
@@ -116,6 +117,7 @@ def keeping(bound: Bound, *owners: Any) -> Bound:
         function(*given)
 
     run.owners = owners  # type: ignore[attr-defined]
+    run.functions = [function]  # type: ignore[attr-defined]
     return run, arguments
 
 

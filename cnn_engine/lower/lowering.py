@@ -22,7 +22,7 @@ from ..kernels.select import Choice
 from ..operators.report_kinds import REPORT_KINDS
 from . import fused_network
 from .pipeline import Lowered, Setting, lower, stages
-from .placement import KernelsOfAllSizes, Placed, Placement, place
+from .placement import KernelsOfAllSizes, Placed, Placement, chosen, place
 
 if TYPE_CHECKING:
     from ..engine.autotune import Chosen, Tuner
@@ -113,6 +113,8 @@ class Program:
         self.shares_memory = False  # with plans of other sizes
         #: What plans of one size leave for those of another, by who reads it.
         self.remembered: dict[tuple, Any] = {}
+        #: By graph with symbols, threads and part: what is common to plans of all sizes.
+        self.templates: dict[tuple, Any] = {}
         #: What the passes made of constants, by name: each of one value is one array, for all batches.
         self._constants: dict[str, list[np.ndarray]] = {}
         # By the arrays themselves, which are kept: plans hold addresses for as long as there are plans.
@@ -151,7 +153,7 @@ class Program:
         """Returns the same program with these kernels for some of its nodes, in place of a tuner's."""
         other = self.on(self.placement.device)
         other.tuner = chosen
-        other.remembered = {}
+        other.remembered, other.templates = {}, {}
         return other
 
     def sizes(self, size: int | Sizes | None) -> Sizes:
@@ -182,15 +184,28 @@ class Program:
         self, graph: Graph, on_device: bool = False, tuned: Mapping[str, Kernel] | None = None
     ) -> Placed:
         """Returns a graph that :meth:`laid` made with a place and a kernel for every node."""
-        variant, reduction = self.choice.variant, self.choice.reduction
-        if self.choice.automatic:
-            variant = None
-        if not self.choice.layered:  # the fastest kernel for each node after the fused network
-            variant = reduction = None
         return place(
-            graph, self.placement, variant, reduction, on_device, self.own, tuned,
-            self._of_all_sizes,
+            graph, self.placement, *self._wanted, on_device, self.own, tuned, self._of_all_sizes,
         )  # fmt: skip
+
+    @property
+    def _wanted(self) -> tuple[str | None, bool | None]:
+        """The variant and the form of sums that nodes must have; None: the fastest."""
+        if not self.choice.layered:  # the fastest kernel for each node after the fused network
+            return None, None
+        return None if self.choice.automatic else self.choice.variant, self.choice.reduction
+
+    def chosen(self, node: Node, graph: Graph) -> Kernel | None:
+        """Returns the kernel that :meth:`place` gives a node, where it is not a user's or a tuner's."""
+        return chosen(self.placement, *self._wanted, node, graph)
+
+    def symbolic(self, sizes: Sizes, pixels: bool) -> Graph | None:
+        """Returns the graph of these sizes with symbols, as far as one was lowered and does not differ."""
+        known = self._specializations.get(pixels)
+        if known is None or stages(self.setting)[1]:
+            return None
+        found = known[0].symbolic(sizes)
+        return None if found is None else found.graph
 
     def laid(self, size: int | Sizes | None, pixels: bool) -> Graph:
         """Returns the graph of a pass, rewritten for the device, before its nodes have kernels."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from .. import kernels
@@ -160,7 +161,7 @@ def place(
     Raises:
         UnsupportedError: a node's operator has the variant, but it cannot run this node.
     """
-    chosen: dict[str, Kernel] = {}
+    found: dict[str, Kernel] = {}
     fallbacks: dict[str, str] = {}
     refused: dict[str, str] = {}
 
@@ -186,23 +187,16 @@ def place(
             kernel = kernels.NUMPY
         return kernel
 
-    def chosen_of(node: Node, graph: Graph) -> Kernel | None:
-        kind = node.op.kind
-        if kind in kernels.ALIASES:
-            return None
-        target = placement.target_of(placement.wants(kind))
-        return kernels.choose(node, graph, target, variant, reduction)[0]
-
     old: list[Node] = []
     new: list[Node] = []
     known = None
     if of_all_sizes is not None and not own and not tuned:
-        known = of_all_sizes.of(graph, chosen_of)
+        known = of_all_sizes.of(graph, partial(chosen, placement, variant, reduction))
     for node in graph.nodes:
         kernel = None if known is None else known(node)
         kernel = kernel or choose(graph, node)
         if kernel is not None:
-            chosen[node.name] = kernel
+            found[node.name] = kernel
             if nodes := kernel.rewrite(node, graph):
                 old.append(node)
                 new += nodes
@@ -210,11 +204,22 @@ def place(
         graph = graph.replaced(old, new)
         for node in new:
             if (kernel := choose(graph, node)) is not None:
-                chosen[node.name] = kernel
-    check_own(own or {}, chosen, refused)
-    spaces = {name: kernel.device for name, kernel in chosen.items()}
-    placed = _with_copies(graph, placement, spaces, chosen, fallbacks, on_device)
+                found[node.name] = kernel
+    check_own(own or {}, found, refused)
+    spaces = {name: kernel.device for name, kernel in found.items()}
+    placed = _with_copies(graph, placement, spaces, found, fallbacks, on_device)
     return replace(placed, refused=refused)
+
+
+def chosen(
+    placement: Placement, variant: str | None, reduction: bool | None, node: Node, graph: Graph
+) -> Kernel | None:
+    """Returns the fastest kernel of the device that can run a node; None for one that runs nothing."""
+    kind = node.op.kind
+    if kind in kernels.ALIASES:
+        return None
+    target = placement.target_of(placement.wants(kind))
+    return kernels.choose(node, graph, target, variant, reduction)[0]
 
 
 def own_kernel(

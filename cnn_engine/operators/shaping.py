@@ -246,9 +246,9 @@ class Slice(Operator):
 
     def taken(self, shape: Shape) -> dict[int, range]:
         """Returns the positions that are taken along every dimension that is named."""
-        return {axis: range(*bounds) for axis, bounds in self._bounds(shape).items()}
+        return {axis: range(*bounds) for axis, bounds in self.bounds(shape).items()}
 
-    def _bounds(self, shape: Shape) -> dict[int, tuple[int, int, int]]:
+    def bounds(self, shape: Shape) -> dict[int, tuple[int, int, int]]:
         """Returns the start, end and step of each, which may depend on dimensions that are not known yet."""
         counts = {len(self.starts), len(self.ends), len(self.axes), len(self.steps)}
         if len(counts) != 1:
@@ -278,7 +278,7 @@ class Slice(Operator):
     def infer(self, inputs):
         need(inputs, 1)
         sizes = list(inputs[0].shape)
-        for axis, (start, end, step) in self._bounds(inputs[0].shape).items():
+        for axis, (start, end, step) in self.bounds(inputs[0].shape).items():
             sizes[axis] = max(-((start - end) // step), 0)
         return ((tuple(sizes), inputs[0].dtype),)
 

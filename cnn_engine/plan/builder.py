@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from .. import _cpu, kernels
 from ..devices import Buffer
 from ..devices.cpu import CpuDevice
-from ..errors import InputError, UnsupportedError
+from ..errors import UnsupportedError
 from ..graph.dims import Sizes
 from ..graph.graph import Graph, Node
 from ..kernels import Call, Kernel, openacc
@@ -21,7 +21,8 @@ from ..lower import fused_network, reduced_precision
 from ..lower.lowering import Program
 from ..lower.placement import Move, Placed, Placement
 from ..operators.report_kinds import REPORT_KINDS
-from . import early_reads, l2_prefetch, memory
+from . import early_reads, l2_prefetch, template
+from .arenas import allocate, check_fits, kept_of, plan_memory
 from .cuda_graph import Replays
 from .memory import MemoryPlan
 from .plan import STREAM, Part, Plan, Slot, Step
@@ -56,11 +57,12 @@ def build(
         UnsupportedError: managed memory is refused, or a kernel cannot run what it was asked for.
     """
     sizes = program.sizes(size)
+    symbolic = None if images_on_device else program.symbolic(sizes, pixels)
+    if (found := template.sized(program, sizes, pixels, symbolic)) is not None:
+        return _plan_of(program, found, sizes)
     placed = program.placed(sizes, pixels, images_on_device)
     graph = placed.graph
-    planned = _shared_memory(program, placed) if program.shares_memory else None
-    if planned is None:
-        planned = plan_memory(placed, program.device_of, program.placement.threads)
+    planned = plan_memory(placed, program.device_of, program.placement.threads)
     check_fits(program.placement, planned.sizes, sizes)
     buffers = allocate(program, planned)
     builder = Builder(program, placed, planned, buffers, page_locked)
@@ -74,6 +76,8 @@ def build(
     if program.replays:
         branch = l2_prefetch.plan(program, placed, steps)
         replays = Replays(program.placement.device, images_on_device, branch)
+    if graph.is_substituted and graph.symbolic is symbolic:
+        template.learn(program, placed, symbolic, sizes)
     nbytes = dict(planned.sizes)
     if builder.staging:
         nbytes["pinned"] = sum(array.nbytes for array in builder.staging)
@@ -96,100 +100,15 @@ def build_layers(graph: Graph) -> Plan:
     )
 
 
-def _shared_memory(program: Program, placed: Placed) -> MemoryPlan | None:
-    """Returns the memory of a plan that shares it with others: of a larger size's plan, where that fits.
-
-    None where sizes are not all of one graph with symbols.
-    """
-    graph = placed.graph
-    if graph.symbolic is None:
-        return None
-    devices, threads = program.device_of, program.placement.threads
-    workspaces = {
-        node.name: nbytes
-        for node in graph.nodes
-        if (kernel := placed.kernels.get(node.name)) is not None
-        and (nbytes := kernel.workspace(node, graph, devices(kernel.device), threads))
-    }
-    key = "larger", id(graph.symbolic), threads
-    larger = program.remembered.get(key)
-    if larger is not None and larger.fits(graph, placed.kernels, workspaces):
-        return larger.planned
-    planned = plan_memory(placed, devices, threads)
-    if larger is None or sum(planned.sizes.values()) > sum(larger.planned.sizes.values()):
-        program.remembered[key] = memory.LargerPlan(graph, placed.kernels, workspaces, planned)
-    return planned
-
-
-def plan_memory(placed: Placed, device_of: Callable[[str], Any], threads: int) -> MemoryPlan:
-    """Plans the memory of a pass.
-
-    Args:
-        device_of: returns the device of a kind.
-    """
-    graph, chosen = placed.graph, placed.kernels
-
-    def workspace(node: Node) -> int:
-        kernel = chosen.get(node.name)
-        if kernel is None:
-            return 0
-        return kernel.workspace(node, graph, device_of(kernel.device), threads)
-
-    def in_place(node: Node) -> bool:
-        if node.name not in chosen or not chosen[node.name].in_place or node.inputs[0] is None:
-            return False
-        # Half as many numbers of twice the size are as many bytes, and are read again and again.
-        x, y = graph.values[node.inputs[0]], graph.values[node.outputs[0]]
-        return (x.shape, x.storage_dtype) == (y.shape, y.storage_dtype)
-
-    return memory.plan(
-        graph,
-        placed.memory_spaces.__getitem__,
-        in_place=in_place,
-        is_alias=lambda node: node.op.kind in kernels.ALIASES,
-        workspace=workspace,
-        workspace_arena=lambda node: placed.spaces[node.name],
-        allows_pitch=lambda node, place: (
-            node.name in chosen and chosen[node.name].allows_pitch(node, place)
-        ),
-    )
-
-
-def check_fits(placement: Placement, nbytes: Mapping[str, int], sizes: Sizes) -> None:
-    """Raises InputError where arenas of so many bytes exceed free memory."""
-    device = placement.device
-    if managed := nbytes.get("managed", 0):
-        device.check_managed(managed)
-    for where, owner in (("cpu", CpuDevice()), (device.kind, device)):
-        wanted = nbytes.get(where, 0)
-        if wanted and wanted > (free := owner.free_memory()):
-            raise InputError(
-                f"{_named(sizes)} need {wanted / 2**30:.1f} GiB on {owner.name} for "
-                f"activations at their peak, expected at most the {free / 2**30:.1f} GiB that are free"
-            )
-
-
-def kept_of(graph: Graph) -> Graph | None:
-    """Returns what keeps memory of constants that are of one size alone, for plans that use it."""
-    return graph if graph.sized else None
-
-
-def _named(sizes: Sizes) -> str:
-    """Returns what sizes are called in errors."""
-    if sizes.images is None or len(sizes.numbers) > 1:
-        return f"inputs: {sizes or 'these'}"
-    return f"batch: {sizes.images} images"
-
-
-def allocate(program: Program, planned: MemoryPlan) -> dict[str, Buffer]:
-    """Returns the arenas of a plan, which live as long as that."""
-    device = program.placement.device
-    allocators = {
-        device.kind: device.allocate,
-        "cpu": program.allocate,
-        "managed": getattr(device, "allocate_managed", None),
-    }
-    return {arena: allocators[arena](nbytes) for arena, nbytes in planned.sizes.items()}
+def _plan_of(program: Program, found: template.Sized, sizes: Sizes) -> Plan:
+    """Returns the plan of a template at these sizes."""
+    nbytes = {"cpu": found.nbytes} if found.nbytes else {}
+    check_fits(program.placement, nbytes, sizes)
+    memory = program.allocate(found.nbytes) if found.nbytes else None
+    return Plan(
+        sizes.images, found.steps(memory), nbytes, [memory, program], slots=found.slots,
+        outputs=found.outputs(), fallbacks={**found.fallbacks, **(program.in_float32 or {})},
+    )  # fmt: skip
 
 
 class Builder:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ..graph.dims import estimated
 from ..graph.graph import Graph, Node
 
 #: Every value begins at a multiple of so many bytes: a cache line on the CPU, a memory segment on a GPU.
@@ -60,6 +61,7 @@ class MemoryPlan:
             columns of a concatenation's.
         workspaces: node -> (arena, first byte) of its kernel's scratch memory.
         alive: arena -> the most bytes that are alive at once, which no plan can be below.
+        lifetimes: arena -> what lies in it: values, and (node,) for a node's scratch memory.
     """
 
     sizes: Mapping[str, int]
@@ -68,61 +70,39 @@ class MemoryPlan:
     workspaces: Mapping[str, tuple[str, int]]
     alive: Mapping[str, int]
     pitches: Mapping[str, int] = field(default_factory=dict)
+    lifetimes: Mapping[str, Sequence[Lifetime]] = field(default_factory=dict)
 
 
-class LargerPlan:
-    """The memory plan of a larger size of a graph, which smaller sizes can have as it is.
+class Stack:
+    """What lies in an arena, each above all that it meets and that lay below it: for other sizes of the same.
 
     Args:
-        graph, kernels: of that size, with places and kernels.
-        workspaces: node -> bytes of scratch memory.
-        planned: its memory.
+        lifetimes: of what lies there.
+        offsets: of each, in a packing of one size.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        kernels: Mapping[str, Any],
-        workspaces: Mapping[str, int],
-        planned: MemoryPlan,
-    ) -> None:
-        self.planned = planned
-        self._kernels = kernels
-        self._workspaces = workspaces
-        self._nbytes = {name: value.nbytes for name, value in graph.values.items()}
-        #: Of concatenations, whose inputs lie in their outputs by these.
-        self._columns = _columns(graph)
-        joined = (name for name, (_, offset) in planned.storage.items() if offset)
-        self._has_pieces = any(name not in planned.pitches for name in joined)
+    def __init__(self, lifetimes: Sequence[Lifetime], offsets: Sequence[int]) -> None:
+        order = sorted(range(len(lifetimes)), key=offsets.__getitem__)
+        self._below = [
+            (
+                place,
+                [other for other in order[:index] if lifetimes[place].meets(lifetimes[other])],
+            )
+            for index, place in enumerate(order)
+        ]
 
-    def fits(self, graph: Graph, kernels: Mapping[str, Any], workspaces: Mapping[str, int]) -> bool:
-        """Whether a smaller size of the graph can have this memory: nothing lies elsewhere or is larger."""
-        if self._has_pieces or kernels != self._kernels or _columns(graph) != self._columns:
-            return False
-        nbytes = {name: value.nbytes for name, value in graph.values.items()}
-        if nbytes.keys() != self._nbytes.keys() or workspaces.keys() != self._workspaces.keys():
-            return False
-        known = self._nbytes
-        if any(size > known[name] for name, size in nbytes.items()):
-            return False
-        if any(size > self._workspaces[name] for name, size in workspaces.items()):
-            return False
-        return all(
-            (nbytes[name] == nbytes[root]) == (known[name] == known[root])
-            for name, (root, _) in self.planned.storage.items()
-            if name not in self.planned.pitches
-        )
-
-
-def _columns(graph: Graph) -> dict[str, int]:
-    """Returns the last dimension of what concatenations read and make."""
-    return {
-        name: graph.values[name].shape[-1]
-        for node in graph.nodes
-        if node.op.kind == "concat"
-        for name in (*node.inputs, *node.outputs)
-        if graph.values[name].shape
-    }
+    def offsets(self, sizes: Sequence[int]) -> tuple[list[int], int]:
+        """Returns the offsets of all for these bytes of each, and the arena's bytes."""
+        ends = [0] * len(sizes)
+        found = [0] * len(sizes)
+        for place, below in self._below:
+            start = 0
+            for other in below:
+                if ends[other] > start:
+                    start = ends[other]
+            found[place] = start
+            ends[place] = start + -(-sizes[place] // ALIGNMENT) * ALIGNMENT
+        return found, max(ends, default=0)
 
 
 def most_alive(lifetimes: Iterable[Lifetime]) -> int:
@@ -360,7 +340,9 @@ def plan(
 ) -> MemoryPlan:
     """Plans the memory of one pass.
 
-    Inputs, constants and outputs of the graph are the caller's, and take none of the arenas.
+    Inputs, constants and outputs of the graph are the caller's, and take none of the arenas. Where decisions
+    are recorded, dimensions may be open: offsets in storages are then expressions, and arenas are packed as
+    for the numbers by which all is decided.
 
     Args:
         arena_of: the arena of a value.
@@ -696,15 +678,15 @@ def _cuts(node: Node, graph: Graph) -> Iterator[tuple[str, int, int]]:
             start += graph.values[name].shape[axis]
     elif node.op.kind == "slice":
         shape = graph.values[node.inputs[0]].shape
-        taken = {
-            axis: positions
-            for axis, positions in node.op.taken(shape).items()
-            if positions != range(shape[axis])
+        cut = {
+            axis: bounds
+            for axis, bounds in node.op.bounds(shape).items()
+            if bounds != (0, shape[axis], 1)
         }
-        if len(taken) == 1:
-            ((axis, positions),) = taken.items()
-            if positions.step == 1 and len(positions):
-                yield node.outputs[0], axis, positions.start
+        if len(cut) == 1:
+            ((axis, (start, end, step)),) = cut.items()
+            if step == 1 and end > start:
+                yield node.outputs[0], axis, start
 
 
 def _packed(
@@ -732,8 +714,9 @@ def _packed(
             else:
                 offsets[life.name] = place
     storage = {name: planner.find(name) for name in planner.root}
-    return MemoryPlan(sizes, offsets, storage, workspaces, alive, planner.pitches)
+    return MemoryPlan(sizes, offsets, storage, workspaces, alive, planner.pitches, arenas)
 
 
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+def _aligned(nbytes: Any) -> int:
+    """Returns the bytes that a value takes in an arena; of an open size, by what it is estimated."""
+    return -(-estimated(nbytes) // ALIGNMENT) * ALIGNMENT

@@ -15,7 +15,7 @@ from typing import Any
 from .. import _cpu, kernels
 from ..errors import InputError, UnsupportedError
 from ..graph.dims import Sizes
-from ..graph.graph import Graph, Node
+from ..graph.graph import Graph, Node, Value
 from ..lower.lowering import Program
 from ..lower.placement import Placed, memory_of
 from ..operators.average_pool2d import AveragePool2d
@@ -27,7 +27,9 @@ from ..operators.reduce import Reduce
 from ..operators.region import records_of
 from ..operators.shaping import Concat, Reshape, Transpose
 from ..operators.unary import Unary
-from .builder import Builder, allocate, check_fits, kept_of, plan_memory
+from . import template
+from .arenas import allocate, check_fits, kept_of, plan_memory
+from .builder import Builder
 from .builder import build as build_together
 from .memory import MemoryPlan
 from .plan import Plan, Slot, Step
@@ -109,9 +111,13 @@ def pays(images: int, threads: int) -> bool:
 
 def halves(placed: Placed, count: int) -> tuple[Placed, Placed]:
     """Returns the first ``count`` nodes, whose output the others read, and those others."""
-    graph = placed.graph
+    first, second = _cut(placed.graph, count)
+    return replace(placed, graph=first, outputs=first.outputs), replace(placed, graph=second)
+
+
+def _cut(graph: Graph, count: int) -> tuple[Graph, Graph]:
     (name,) = graph.nodes[count - 1].outputs
-    first, second = (
+    return tuple(
         replace(
             graph, nodes=nodes, inputs=inputs, outputs=outputs, batched=(), rebuild=None, like=graph,
             constants={
@@ -123,7 +129,6 @@ def halves(placed: Placed, count: int) -> tuple[Placed, Placed]:
             (graph.nodes[count:], (graph.values[name],), graph.outputs),
         )
     )  # fmt: skip
-    return replace(placed, graph=first, outputs=(name,)), replace(placed, graph=second)
 
 
 class Lanes:
@@ -184,11 +189,16 @@ def build(
         and sizes.images is not None
         and pays(sizes.images, program.placement.threads)
     ):
-        whole = program.placed(sizes, pixels, images_on_device)
-        if len(whole.graph.inputs) == 1 and whole.graph.batched and not whole.fallbacks:
-            one = _of_one_image(program, sizes.with_batch(1), pixels, images_on_device)
-            if one is not None and (count := cut(one.graph, whole.graph)):
-                return _build(program, sizes, one, count, halves(whole, count)[1])
+        cuts = _Cuts(program, sizes, pixels)
+        parts = None if images_on_device else cuts.known()
+        if parts is None:
+            whole = program.placed(sizes, pixels, images_on_device)
+            if len(whole.graph.inputs) == 1 and whole.graph.batched and not whole.fallbacks:
+                one = _of_one_image(program, sizes.with_batch(1), pixels, images_on_device)
+                if one is not None and (count := cut(one.graph, whole.graph)):
+                    parts = cuts.made(one, whole, count, learns=not images_on_device)
+        if parts is not None:
+            return _build(program, sizes, *parts)
     return build_together(program, sizes, pixels, images_on_device, page_locked)
 
 
@@ -219,7 +229,7 @@ def _bound(steps: Sequence[Step], *all_of: Callable[[Slot], Any]) -> list[Step]:
     """
     slotted = [any(isinstance(argument, Slot) for argument in step.args) for step in steps]
     return [
-        replace(step, args=[of(a) if isinstance(a, Slot) else a for a in step.args])
+        step.with_arguments([of(a) if isinstance(a, Slot) else a for a in step.args])
         if changes
         else step
         for of in all_of
@@ -241,12 +251,97 @@ class _Part:
         self.planned = planned or plan_memory(placed, program.device_of, threads)
         self.nbytes = sum(self.planned.sizes.values())
 
+    def value(self, name: str) -> Value:
+        """Returns a value of the part."""
+        return self.placed.graph.values[name]
+
+    def outputs(self) -> dict[str, Value]:
+        """Returns the outputs, by what the caller calls them."""
+        names = zip(self.placed.graph.outputs, self.placed.outputs, strict=True)
+        return {called: self.value(name) for name, called in names}
+
     def steps(self) -> tuple[list[Step], Any]:
         """Returns the part's steps, and the memory of their own that they use."""
         buffers = allocate(self.program, self.planned)
         builder = Builder(self.program, self.placed, self.planned, buffers)
         steps = builder.steps(self.placed.graph, caller_waits=True)
         return steps, (buffers, kept_of(self.placed.graph))
+
+
+class _SizedPart:
+    """The same of a template."""
+
+    def __init__(self, program: Program, sized: template.Sized) -> None:
+        self._program, self._sized = program, sized
+        self.nbytes, self.value, self.outputs = sized.nbytes, sized.value, sized.outputs
+
+    def steps(self) -> tuple[list[Step], Any]:
+        memory = self._program.allocate(self.nbytes) if self.nbytes else None
+        return self._sized.steps(memory), memory
+
+
+#: The part of one image on all threads, the same on one, and what follows; the names of the image and of what
+#: lies between.
+_Parts = tuple[Any, Any, Any, str, str]
+
+
+class _Cuts:
+    """Passes of a program of which the first nodes run image by image."""
+
+    def __init__(self, program: Program, sizes: Sizes, pixels: bool) -> None:
+        self.program, self.sizes, self.pixels = program, sizes, pixels
+        self.one = sizes.with_batch(1)
+        self.symbolic = program.symbolic(sizes, pixels)
+        self.symbolic_one = program.symbolic(self.one, pixels)
+        self.key = "cut", id(self.symbolic), id(self.symbolic_one)
+
+    def known(self) -> _Parts | None:
+        """Returns the parts as templates have them, or None."""
+        found = self.program.templates.get(self.key)
+        if found is None:
+            return None
+        count, image, between = found
+        first = self._first(self.program, count)
+        several = self.program.placement.threads > 1
+        parts = (
+            first,
+            self._first(self.program.alone(), count) if several else first,
+            template.sized(self.program, self.sizes, self.pixels, self.symbolic, ("from", count)),
+        )
+        if None in parts:
+            return None
+        return (*(_SizedPart(self.program, part) for part in parts), image, between)
+
+    def _first(self, program: Program, count: int) -> template.Sized | None:
+        return template.sized(program, self.one, self.pixels, self.symbolic_one, ("until", count))
+
+    def made(self, one: Placed, whole: Placed, count: int, learns: bool) -> _Parts:
+        """Returns the parts of these graphs, for one image and for all.
+
+        Args:
+            learns: whether templates may be made of them.
+        """
+        alone = self.program.alone()
+        first, rest = halves(one, count)[0], halves(whole, count)[1]
+        (image,), (between,) = first.graph.inputs, rest.graph.inputs
+        if learns and all(
+            placed.graph.is_substituted and placed.graph.symbolic is symbolic
+            for placed, symbolic in ((one, self.symbolic_one), (whole, self.symbolic))
+        ):
+            if template.learn(
+                self.program, rest, self.symbolic, self.sizes, ("from", count),
+                lambda graph: _cut(graph, count)[1],
+            ):  # fmt: skip
+                for program in (self.program, alone):
+                    template.learn(
+                        program, first, self.symbolic_one, self.one, ("until", count),
+                        lambda graph: _cut(graph, count)[0], at_once=True,
+                    )  # fmt: skip
+            self.program.templates[self.key] = count, image.name, between.name
+        return (
+            _first_part(self.program, one, count), _first_part(alone, one, count),
+            _Part(self.program, rest), image.name, between.name,
+        )  # fmt: skip
 
 
 def _first_part(program: Program, one: Placed, count: int) -> _Part:
@@ -260,54 +355,42 @@ def _first_part(program: Program, one: Placed, count: int) -> _Part:
     return _Part(program, placed, planned)
 
 
-def _build(program: Program, sizes: Sizes, one: Placed, nodes: int, second: Placed) -> Plan:
-    """Builds a plan whose first part runs image by image.
-
-    Args:
-        one: a pass over one image, of which the first ``nodes`` are that part.
-        second: what follows, over all images.
-    """
-    batch = sizes.images
-    part, rest = _first_part(program, one, nodes), _Part(program, second)
-    first = part.placed
-    (image,), (between,) = first.graph.inputs, second.graph.inputs
-    result = between.nbytes // batch
-    threads = program.placement.threads
+def _build(
+    program: Program, sizes: Sizes, part: Any, alone: Any, rest: Any, image: str, between: str
+) -> Plan:
+    """Builds a plan whose first part runs image by image: see :data:`_Parts`."""
+    batch, threads = sizes.images, program.placement.threads
+    of_image, of_rest = part.value(image), rest.value(between)
+    result = of_rest.nbytes // batch
     count = threads if threads > 1 else 0
-    alone = _first_part(program.alone(), one, nodes) if count else part
-    nbytes = {"cpu": part.nbytes + rest.nbytes + between.nbytes + count * alone.nbytes}
+    nbytes = {"cpu": part.nbytes + rest.nbytes + of_rest.nbytes + count * alone.nbytes}
     check_fits(program.placement, nbytes, sizes)
-    memory = program.allocate(between.nbytes)
+    memory = program.allocate(of_rest.nbytes)
     kept: list[Any] = [memory, program]
 
     def of(index: int) -> Callable[[Slot], Any]:
         def address(argument: Slot) -> Any:
-            if argument.name == between.name:
+            if argument.name == between:
                 return memory.address + index * result + argument.offset
-            if argument.name == image.name:
-                return Slot(image.name, index * image.nbytes + argument.offset)
+            if argument.name == image:
+                return Slot(image, index * of_image.nbytes + argument.offset)
             return argument
 
         return address
 
-    def made(part: _Part) -> list[Step]:
+    def made(part: Any) -> list[Step]:
         steps, buffers = part.steps()
         kept.append(buffers)
         return steps
 
-    steps = made(part)
-    every = _bound(steps, *map(of, range(batch)))
+    every = _bound(made(part), *map(of, range(batch)))
     last = _bound(made(rest), of(0))
-    slots = (image.name, between.name)
+    outputs = rest.outputs()
     lanes = None
     if count:
-        plans = [Plan(1, made(alone), alone.planned.sizes, [], slots=slots) for _ in range(count)]
-        lanes = Lanes(plans, batch, image.nbytes, result, memory.address, last)
-    outputs = {
-        called: second.graph.values[name]
-        for name, called in zip(second.graph.outputs, second.outputs, strict=True)
-    }
+        slots = image, between
+        plans = [Plan(1, made(alone), {"cpu": alone.nbytes}, [], slots=slots) for _ in range(count)]
+        lanes = Lanes(plans, batch, of_image.nbytes, result, memory.address, last)
     return Plan(
-        batch, [*every, *last], nbytes, kept, slots=(image.name, *second.outputs), outputs=outputs,
-        lanes=lanes,
-    )  # fmt: skip
+        batch, [*every, *last], nbytes, kept, slots=(image, *outputs), outputs=outputs, lanes=lanes
+    )

@@ -8,6 +8,7 @@ change from pass to pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,12 @@ class Step:
     kernel: str = ""
     parts: tuple[Part, ...] = ()
     staged: bool = False
+
+    def with_arguments(self, args: list[Any]) -> Step:
+        """Returns the same step with other arguments; what it costs is not counted for that."""
+        other = copy(self)
+        other.args = args
+        return other
 
 
 #: Plans whose last pass failed, and was not waited for: a GPU may still write to their memory.

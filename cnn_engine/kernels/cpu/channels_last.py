@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ... import _cpu
 from ...devices import Buffer
 from ...graph.graph import Graph, Node, Value
 from ...operators.channels_last import TO_FIRST
@@ -19,12 +18,13 @@ from ...types import ITEM_BYTES
 from .. import pooling
 from ..convolution import nothing_to_read
 from ..kernel import Bound, Call, Kernel, packed, upload
+from ..native import _cpu
 
 #: Outputs from which Winograd's tiles of 4x4 are used, and of 2x2; filters that fill its lanes, and channels
 #: from which it is faster: of fewer, sums are so short that many are outside its bound.
 TILES_OF_4, TILES_OF_2, LANES, CHANNELS = 14, 4, 16, 32
-#: Outputs from which tiles of 4x4 are used where so large a part of them is outputs.
-FULL_TILES_OF_4, FULL = 7, 0.75
+#: Outputs from which tiles of 4x4 are used where so large a part of them is outputs: 3 of 4.
+FULL_TILES_OF_4, FULL = 7, (3, 4)
 
 WINOGRAD = (_cpu.Conv2dMethod.winograd2, _cpu.Conv2dMethod.winograd4)
 
@@ -75,8 +75,11 @@ def _packing(node: Node, graph: Graph, device: Any, how: Any = None) -> tuple[An
 
 
 def _has_tiles_of_4(rows: int, columns: int) -> bool:
-    full = rows * columns >= FULL * 16 * math.ceil(rows / 4) * math.ceil(columns / 4)
-    return min(rows, columns) >= (FULL_TILES_OF_4 if full else TILES_OF_4)
+    least = min(rows, columns)
+    if not FULL_TILES_OF_4 <= least < TILES_OF_4:
+        return least >= TILES_OF_4
+    tiles = -(-rows // 4) * -(-columns // 4)
+    return FULL[1] * rows * columns >= FULL[0] * 16 * tiles
 
 
 def has_prologue(node: Node) -> bool:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ... import _cpu
 from ...devices import Buffer
 from ...graph.graph import Graph, Node, Value
 from ...operators.channels_last import TO_FIRST
@@ -19,6 +18,7 @@ from ...types import INTEGER_RANGES
 from .. import pooling
 from ..convolution import nothing_to_read
 from ..kernel import Bound, Call, Kernel, packed, upload
+from ..native import _cpu
 from ..strided import MOST, repeated, row_major, walk
 
 #: Places of the inputs of quantized_conv2d; those of quantized_linear are the first seven.

@@ -1,0 +1,613 @@
+"""What plans of all sizes have in common: the same steps, with other numbers in their arguments.
+
+A plan for a new size is a plan that is known, with numbers put in. Kernels are asked for their calls once, of
+the graph with symbols; what they decide by a size is recorded, and they are asked again where that would be
+decided otherwise. Memory keeps the order in which values lie above each other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import chain
+from types import BuiltinFunctionType
+from typing import Any
+
+from .. import kernels
+from ..devices import Buffer
+from ..devices.cpu import CpuDevice
+from ..errors import CnnEngineError
+from ..graph.compiled import decisions_of, numbers_of
+from ..graph.dims import Dim, Guard, Sizes, holds_dims, recorded, substituted
+from ..graph.graph import Graph, Node, Value
+from ..kernels import Bound, Call, Kernel
+from ..kernels.native import Deferred
+from ..lower.lowering import Program
+from ..lower.placement import Placed
+from ..operators.report_kinds import REPORT_KINDS
+from .arenas import plan_memory
+from .memory import Lifetime, Stack
+from .plan import Slot, Step
+
+_log = logging.getLogger(__name__)
+
+#: Plans of a graph from which on there is a template, and templates of one graph, where sizes decide where
+#: its values lie.
+WORTH_ONE, MOST_TEMPLATES = 3, 4
+
+#: Ways of running a node that are kept, of calls with symbols; those after them ask for calls at each size.
+MOST_FORMS = 8
+
+#: What kernels raise that take no symbols.
+_TAKES_NUMBERS = TypeError, ValueError, KeyError, AttributeError, IndexError, CnnEngineError
+
+
+class _Expressions:
+    """Numbers, decisions and structs that depend on sizes, each known by an index."""
+
+    def __init__(self, symbols: Sequence[str]) -> None:
+        self.symbols = symbols
+        self._dims: dict[tuple, int] = {}
+        self._guards: dict[tuple, int] = {}
+        self._deferred: dict[Deferred, int] = {}
+        self._calls: list[tuple[Callable[..., Any], _Filled]] = []
+        self._pending: tuple[list[Dim], list[Guard]] = ([], [])
+        self._compiled: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
+
+    def number(self, dim: Dim) -> int:
+        """Returns the index of an expression among the numbers."""
+        if dim.terms not in self._dims:
+            self._dims[dim.terms] = len(self._dims)
+            self._pending[0].append(dim)
+        return self._dims[dim.terms]
+
+    def decision(self, guard: Guard) -> int:
+        """Returns the index of a guard among the decisions."""
+        key = guard.kind, guard.terms, guard.outcome
+        if key not in self._guards:
+            self._guards[key] = len(self._guards)
+            self._pending[1].append(guard)
+        return self._guards[key]
+
+    def struct(self, deferred: Deferred) -> int:
+        """Returns the index of a deferred call among the structs."""
+        found = self._deferred.get(deferred)
+        if found is None:
+            filled = _Filled.of(deferred.arguments, self)
+            found = self._deferred[deferred] = len(self._calls)
+            self._calls.append((deferred.function, filled))
+        return found
+
+    def at(self, sizes: Sizes) -> _Numbers:
+        """Returns what all are at these sizes, structs when they are asked for."""
+        if any(self._pending):
+            dims, guards = self._pending
+            self._compiled.append(
+                (numbers_of(self.symbols, dims), decisions_of(self.symbols, guards))
+            )
+            self._pending = [], []
+        given = [number for _, number in sizes.numbers]
+        found = [(numbers(*given), decisions(*given)) for numbers, decisions in self._compiled]
+        return _Numbers(
+            list(chain.from_iterable(numbers for numbers, _ in found)),
+            tuple(chain.from_iterable(decisions for _, decisions in found)),
+            self._calls,
+        )
+
+
+class _Numbers:
+    """Expressions at some sizes."""
+
+    def __init__(
+        self, numbers: list[int], decisions: tuple[bool, ...], calls: list[tuple[Any, _Filled]]
+    ) -> None:
+        self.numbers, self.decisions = numbers, decisions
+        self._calls = calls
+        self._structs: dict[int, Any] = {}
+
+    def struct(self, index: int) -> Any:
+        """Returns a struct, made when it is first asked for."""
+        found = self._structs.get(index)
+        if found is None:
+            function, filled = self._calls[index]
+            found = self._structs[index] = function(*filled.at(self))
+        return found
+
+    def of(self, place: int | None, struct: int | None, number: int) -> int:
+        """Returns a number: an expression's, a deferred call's, or the one that is given."""
+        if place is not None:
+            return self.numbers[place]
+        return number if struct is None else self.struct(struct)
+
+
+@dataclass(frozen=True)
+class _Filled:
+    """Arguments, with the places that are filled in for each size."""
+
+    arguments: tuple[Any, ...]
+    numbers: tuple[tuple[int, int], ...]
+    structs: tuple[tuple[int, int], ...]
+
+    @staticmethod
+    def of(arguments: Sequence[Any], expressions: _Expressions) -> _Filled:
+        numbers, structs = [], []
+        for place, argument in enumerate(arguments):
+            if type(argument) is Dim:
+                numbers.append((place, expressions.number(argument)))
+            elif type(argument) is Deferred:
+                structs.append((place, expressions.struct(argument)))
+            elif holds_dims(argument):
+                raise TypeError(f"expected numbers among arguments, found {argument!r}")
+        return _Filled(tuple(arguments), tuple(numbers), tuple(structs))
+
+    def at(self, at: _Numbers) -> list[Any]:
+        """Returns the arguments at some sizes."""
+        found, numbers = list(self.arguments), at.numbers
+        for place, index in self.numbers:
+            found[place] = numbers[index]
+        for place, index in self.structs:
+            found[place] = at.struct(index)
+        return found
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How a node runs at sizes at which the same is decided.
+
+    Attributes:
+        decisions: that hold then.
+        way: (expression, struct, what it is): what packed weights depend on.
+        workspace: expression, struct, or bytes.
+        function: None: the kernel is asked for the call of each size.
+        addresses: (place, storage, (expression, struct, bytes) beyond its first) of arguments.
+        slots: (place, slot, the same) of arguments that are the caller's.
+    """
+
+    kernel: Kernel
+    decisions: tuple[int, ...]
+    way: tuple[tuple[int | None, int | None, Any], ...]
+    workspace: tuple[int | None, int | None, int]
+    shown: str
+    function: Callable[..., None] | None = None
+    filled: _Filled = _Filled((), (), ())
+    addresses: tuple[tuple[int, int, tuple], ...] = ()
+    slots: tuple[tuple[int, str, tuple], ...] = ()
+
+    def fits(self, at: _Numbers) -> bool:
+        return all(at.of(*one) == one[2] for one in self.way)
+
+
+class Template:
+    """The steps of a graph, or of a part of it, on the CPU, for any size.
+
+    Args:
+        program: of which they are.
+        placed: the graph at one size.
+        symbolic: the same with symbols.
+        sizes: which.
+
+    Raises:
+        TypeError, KeyError, CnnEngineError: it depends on sizes in other ways.
+    """
+
+    def __init__(self, program: Program, placed: Placed, symbolic: Graph, sizes: Sizes) -> None:
+        if placed.graph.sized:
+            raise TypeError("expected no constants of one size alone")
+        self.symbolic = symbolic
+        self.outputs = placed.outputs
+        self.fallbacks = placed.fallbacks
+        self._program = program
+        self._threads = program.placement.threads
+        self._expressions = _Expressions([symbol for symbol, _ in sizes.numbers])
+        names = {value.name for value in symbolic.inputs}
+        self._slots = {name: name for name in names}
+        for name, called in zip(placed.graph.outputs, placed.outputs, strict=True):
+            self._slots[name] = called if called not in names else f"{called} (output)"
+        with recorded(sizes) as guards:
+            self.planned = plan_memory(
+                replace(placed, graph=symbolic), program.device_of, self._threads, scratch=False
+            )
+        self._decisions = tuple(map(self._expressions.decision, guards.values()))
+        lives = list(self.planned.lifetimes.get("cpu", ()))
+        self._values = [self._expression(symbolic.values[life.name].nbytes) for life in lives]
+        self._nodes = [node for node in symbolic.nodes if node.name in placed.kernels]
+        self._traits = [_traits(placed.kernels[node.name]) for node in self._nodes]
+        # Scratch memory lies above the values of its step.
+        offsets = [self.planned.offsets[life.name][1] for life in lives]
+        offsets += [self.planned.sizes.get("cpu", 0)] * len(self._nodes)
+        steps = [symbolic.positions[node.name] for node in self._nodes]
+        lives += [
+            Lifetime((node.name,), 0, step, step)
+            for node, step in zip(self._nodes, steps, strict=True)
+        ]
+        self._storages = {life.name: place for place, life in enumerate(lives)}
+        self._stack = Stack(lives, offsets)
+        #: Of each node, its forms; None: too many, or it takes numbers.
+        self._forms: list[list[_Form] | None] = [[] for _ in self._nodes]
+        self._candidates: dict[tuple[bool, ...], list[list[_Form] | None]] = {}
+        for place in range(len(self._nodes)):
+            self._add_form(place, placed, sizes)
+
+    def _expression(self, number: Any) -> tuple[int | None, int | None, int]:
+        """Returns a number as :meth:`_Numbers.of` takes it."""
+        if type(number) is Dim:
+            return self._expressions.number(number), None, 0
+        if type(number) is Deferred:
+            return None, self._expressions.struct(number), 0
+        return None, None, number
+
+    def at(
+        self, sizes: Sizes, placed: Callable[[], Placed], graph: Callable[[], Graph]
+    ) -> Sized | None:
+        """Returns what a plan needs for these sizes, or None where it is another one.
+
+        Args:
+            placed: returns the graph of these sizes with places and kernels, where a node needs it.
+            graph: returns that graph, for who asks for costs.
+        """
+        if [symbol for symbol, _ in sizes.numbers] != self._expressions.symbols:
+            return None
+        placed = cache(placed)
+        try:
+            at = self._expressions.at(sizes)
+        except ZeroDivisionError:
+            return None
+        if not all(at.decisions[one] for one in self._decisions):
+            return None
+        found: list[_Form | None] = []
+        for place, forms in enumerate(self._candidates_at(at)):
+            form = None
+            if forms is not None:
+                form = next((form for form in forms if form.fits(at)), None)
+                if form is None:
+                    if not self._has_kernel(place, placed()):
+                        return None
+                    form = self._add_form(place, placed(), sizes)
+                    at = self._expressions.at(sizes)
+            if form is None and not self._has_kernel(place, placed()):
+                return None
+            found.append(form)
+        return Sized(self, at, found, sizes, placed, graph)
+
+    def _has_kernel(self, place: int, placed: Placed) -> bool:
+        """Whether a node's kernel shares memory as the one by which that was planned."""
+        node = self._nodes[place]
+        kernel = placed.kernels.get(node.name)
+        return kernel is not None and _traits(kernel) == self._traits[place]
+
+    def _candidates_at(self, at: _Numbers) -> list[list[_Form] | None]:
+        found = self._candidates.get(at.decisions)
+        if found is None:
+            found = self._candidates[at.decisions] = [
+                None
+                if forms is None
+                else [f for f in forms if all(at.decisions[one] for one in f.decisions)]
+                for forms in self._forms
+            ]
+        return found
+
+    def _add_form(self, place: int, placed: Placed, sizes: Sizes) -> _Form | None:
+        """Asks how a node runs at these sizes; None where its kernel is to be chosen for every size."""
+        forms = self._forms[place]
+        self._candidates.clear()
+        if forms is not None and len(forms) < 2 * MOST_FORMS:
+            try:
+                form = self._form(self._nodes[place], placed, sizes, len(forms) < MOST_FORMS)
+            except _TAKES_NUMBERS:
+                pass
+            else:
+                forms.append(form)
+                return form
+        self._forms[place] = None
+        return None
+
+    def _form(self, node: Node, placed: Placed, sizes: Sizes, asks: bool) -> _Form:
+        """Returns how a node runs.
+
+        Args:
+            asks: whether its call is asked for with symbols; else for every size.
+        """
+        program, symbolic, graph = self._program, self.symbolic, placed.graph
+        kernel, device = placed.kernels[node.name], CpuDevice()
+        own = graph.nodes[graph.positions[node.name]]
+        prepared, way = None, ()
+        with recorded(sizes) as guards:
+            found = program.chosen(node, symbolic) or kernels.NUMPY
+            if found is not kernel or kernel.rewrite(node, symbolic):
+                raise TypeError("expected the kernel of the size")
+            workspace = kernel.workspace(node, symbolic, device, self._threads)
+            if kernel.prepare is not None:
+                way = kernel.packed_for(node, symbolic, device)
+        if kernel.prepare is not None:
+            if own.op is not node.op:
+                raise TypeError("expected what is made of constants for all sizes")
+            prepared = program.prepared(graph, own, kernel)
+        call = None
+        if asks:
+            with suppress(*_TAKES_NUMBERS), recorded(sizes) as more:
+                call = self._call(node, graph, kernel, prepared)
+                guards = {**guards, **more}
+        if call is None and kernel.prepare is not None:
+            raise TypeError("expected what is made of constants for all sizes")
+        numbers = () if prepared is None else kernel.packed_for(own, graph, device)
+        ways = tuple(
+            (*self._expression(one)[:2], number)
+            for one, number in zip(_row(way), _row(numbers), strict=True)
+            if type(one) in (Dim, Deferred)
+        )
+        return _Form(
+            kernel, tuple(map(self._expressions.decision, guards.values())), ways,
+            self._expression(workspace), kernel.shown_as(own, graph, device),
+            *(self._filled(*call) if call is not None else ()),
+        )  # fmt: skip
+
+    def _call(self, node: Node, graph: Graph, kernel: Kernel, prepared: Any) -> Bound:
+        """Returns the call of a node with symbols in its arguments, and what stands for addresses.
+
+        Raises:
+            TypeError: the function may have numbers of its own.
+        """
+        symbolic = self.symbolic
+        at = tuple(
+            0
+            if name in graph.constants and kernel.packs_input(index)
+            else self._stand_in(name, graph)
+            for index, name in enumerate(node.inputs)
+        )
+        function, arguments = kernel.make(
+            Call(
+                node, symbolic.inputs_of(node), symbolic.outputs_of(node), at,
+                tuple(self._stand_in(name, graph) for name in node.outputs),
+                Slot((node.name,)), prepared, CpuDevice(), self._threads, self.planned.pitches,
+            )
+        )  # fmt: skip
+        if not _is_plain(function, prepared):
+            raise TypeError("expected compiled functions, found others")
+        return function, arguments
+
+    def _filled(self, function: Callable[..., None], arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns a call as forms have it: the function, and what is filled into its arguments."""
+        addresses, slots, plain = [], [], []
+        for index, argument in enumerate(arguments):
+            if isinstance(argument, Slot):
+                name, offset = argument.name, self._expression(argument.offset)
+                if name in self._slots:
+                    slots.append((index, self._slots[name], offset))
+                else:
+                    addresses.append((index, self._storages[name], offset))
+                argument = 0
+            plain.append(argument)
+        return function, _Filled.of(plain, self._expressions), tuple(addresses), tuple(slots)
+
+    def _stand_in(self, name: str | None, graph: Graph) -> Any:
+        """Returns the address of a constant, or what stands for another value's."""
+        if name is None:
+            return 0
+        root, offset = self.planned.storage.get(name, (name, 0))
+        if root in graph.constants:
+            return self._program.constant(graph, root, "cpu") + offset
+        return Slot(root, offset)
+
+
+def _row(way: Any) -> tuple[Any, ...]:
+    return way if isinstance(way, tuple) else (way,)
+
+
+def _traits(kernel: Kernel) -> tuple[Any, ...]:
+    """Returns by what a kernel decides where values lie."""
+    return kernel.in_place, kernel.pitched
+
+
+def _is_plain(function: Callable[..., Any], prepared: Any) -> bool:
+    """Whether a function is compiled, or calls such functions with all that it is given."""
+    if isinstance(function, BuiltinFunctionType):
+        return True
+    called = getattr(function, "functions", None)  # of strided.together and strided.keeping
+    owners = getattr(function, "owners", ())
+    return (
+        called is not None
+        and all(_is_plain(one, prepared) for one in called)
+        and all(owner is prepared for owner in owners)
+    )
+
+
+class Sized:
+    """A template at some sizes.
+
+    Attributes:
+        nbytes: of its memory.
+    """
+
+    def __init__(
+        self,
+        template: Template,
+        at: _Numbers,
+        forms: Sequence[_Form | None],
+        sizes: Sizes,
+        placed: Callable[[], Placed],
+        graph: Callable[[], Graph],
+    ) -> None:
+        self._template, self._at, self._forms = template, at, forms
+        self._sizes, self._placed, self._graph = sizes, placed, cache(graph)
+        sizes_of = [at.of(*one) for one in template._values]
+        sizes_of += [
+            self._numeric_workspace(place) if form is None else at.of(*form.workspace)
+            for place, form in enumerate(forms)
+        ]
+        self._offsets, self.nbytes = template._stack.offsets(sizes_of)
+
+    def _numeric_workspace(self, place: int) -> int:
+        template, placed = self._template, self._placed()
+        node = placed.graph.nodes[placed.graph.positions[template._nodes[place].name]]
+        kernel = placed.kernels[node.name]
+        return kernel.workspace(node, placed.graph, CpuDevice(), template._threads)
+
+    @property
+    def fallbacks(self) -> Mapping[str, str]:
+        """Node -> why it runs without a kernel of ours."""
+        return self._template.fallbacks
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """What stands for the caller's addresses: of inputs, then of outputs."""
+        return tuple(self._template._slots.values())
+
+    def value(self, name: str) -> Value:
+        """Returns a value of the graph at these sizes."""
+        value = self._template.symbolic.values[name]
+        shape = self._sizes.resolve(value.shape)
+        return Value(
+            name, shape, value.dtype, value.layout, value.storage_dtype, value.quantization
+        )
+
+    def outputs(self) -> dict[str, Value]:
+        """Returns the outputs, by what the caller calls them."""
+        names = self._template.symbolic.outputs
+        return {
+            called: self.value(name)
+            for name, called in zip(names, self._template.outputs, strict=True)
+        }
+
+    def steps(self, memory: Buffer | None) -> list[Step]:
+        """Returns the steps, with all that lies in ``memory``."""
+        template, at, numbers = self._template, self._at, self._at.numbers
+        first = 0 if memory is None else memory.address
+        addresses = [first + offset for offset in self._offsets]
+        steps = []
+        for place, (node, form) in enumerate(zip(template._nodes, self._forms, strict=True)):
+            if form is None or form.function is None:
+                steps.append(self._numeric_step(place, form, addresses))
+                continue
+            filled = form.filled
+            arguments = list(filled.arguments)
+            for index, number in filled.numbers:
+                arguments[index] = numbers[number]
+            for index, struct in filled.structs:
+                arguments[index] = at.struct(struct)
+            for index, storage, offset in form.addresses:
+                arguments[index] = addresses[storage] + at.of(*offset)
+            for index, slot, offset in form.slots:
+                arguments[index] = Slot(slot, at.of(*offset))
+            steps.append(self._step(node, form.function, arguments, form.shown))
+        return steps
+
+    def _step(self, node: Node, function: Any, arguments: list[Any], shown: str) -> Step:
+        kind = REPORT_KINDS.get(node.op.kind, node.op.kind)
+        return Step(
+            node.name, kind, "cpu", function, arguments, partial(self._cost, node.name, "flops"),
+            partial(self._cost, node.name, "bytes"), kernel=shown,
+        )  # fmt: skip
+
+    def _cost(self, name: str, what: str) -> int:
+        graph = self._graph()
+        return getattr(graph.cost_of(graph.nodes[graph.positions[name]]), what)
+
+    def _numeric_step(self, place: int, form: _Form | None, addresses: Sequence[int]) -> Step:
+        """Returns the step of a node whose kernel is asked for the call of this size."""
+        template = self._template
+        program, graph, device = template._program, template.symbolic, CpuDevice()
+        node = template._nodes[place]
+        if form is None:
+            graph = self._placed().graph
+            node = graph.nodes[graph.positions[node.name]]
+            kernel = self._placed().kernels[node.name]
+            shown = kernel.shown_as(node, graph, device)
+        else:
+            kernel, shown = form.kernel, form.shown
+            node = replace(node, op=substituted(node.op, self._number))
+
+        def address(name: str | None) -> Any:
+            found = template._stand_in(name, graph)
+            if not isinstance(found, Slot):
+                return self._number(found)
+            if found.name in template._slots:
+                return Slot(template._slots[found.name], self._number(found.offset))
+            return addresses[template._storages[found.name]] + self._number(found.offset)
+
+        prepared = program.prepared(graph, node, kernel) if kernel.prepare is not None else None
+        at = tuple(
+            0 if name in graph.constants and kernel.packs_input(index) else address(name)
+            for index, name in enumerate(node.inputs)
+        )
+        pitches = {name: self._number(n) for name, n in template.planned.pitches.items()}
+        function, arguments = kernel.make(
+            Call(
+                node, tuple(name and self.value(name) for name in node.inputs),
+                tuple(map(self.value, node.outputs)), at, tuple(map(address, node.outputs)),
+                addresses[template._storages[(node.name,)]], prepared, device, template._threads, pitches,
+            )
+        )  # fmt: skip
+        return self._step(node, function, arguments, shown)
+
+    def _number(self, size: Dim | int) -> int:
+        return self._sizes.resolve((size,))[0]
+
+
+class _Known:
+    """The templates of a graph, and the sizes of which plans were built without one."""
+
+    def __init__(self) -> None:
+        self.templates: list[Template] = []
+        self.sizes: set[Sizes] = set()
+
+
+def _key(program: Program, symbolic: Graph, part: Hashable) -> tuple:
+    return id(symbolic), program.placement.threads, part
+
+
+def sized(
+    program: Program, sizes: Sizes, pixels: bool, symbolic: Graph | None, part: Hashable = None
+) -> Sized | None:
+    """Returns what a plan for these sizes needs, where a template has it.
+
+    Args:
+        symbolic: the program's graph of these sizes with symbols, or None.
+        part: of the graph; None: all of it.
+    """
+    known = None if symbolic is None else program.templates.get(_key(program, symbolic, part))
+    for template in () if known is None else known.templates:
+        found = template.at(
+            sizes,
+            lambda: program.placed(sizes, pixels),
+            lambda: program.laid(sizes, pixels),
+        )
+        if found is not None:
+            return found
+    return None
+
+
+def learn(
+    program: Program,
+    placed: Placed,
+    symbolic: Graph | None,
+    sizes: Sizes,
+    part: Hashable = None,
+    cut: Callable[[Graph], Graph] = lambda graph: graph,
+    at_once: bool = False,
+) -> bool:
+    """Makes a template of a plan, once there were several of one graph; returns whether it did.
+
+    Args:
+        placed: the graph, or the part of it, that was planned.
+        symbolic: the whole graph with symbols, or None.
+        cut: returns the part of that which was planned.
+        at_once: whether one is worth it now.
+    """
+    if symbolic is None or program.own or program.tuner is not None:
+        return False
+    known = program.templates.setdefault(_key(program, symbolic, part), _Known())
+    known.sizes.add(sizes)
+    if len(known.templates) >= MOST_TEMPLATES or not (at_once or len(known.sizes) >= WORTH_ONE):
+        return False
+    known.sizes.clear()
+    # Without the memory that plans share, which would live as long as the template.
+    own = program.with_memory(CpuDevice().allocate_alone)
+    try:
+        known.templates.append(Template(own, placed, cut(symbolic), sizes))
+    except (TypeError, ValueError, KeyError, CnnEngineError) as error:
+        _log.debug("no template for %s: %s", sizes, error)
+        return False
+    return True

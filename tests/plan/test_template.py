@@ -1,0 +1,165 @@
+"""Plans of further sizes: numbers put into what plans have in common, with the bits of a fixed engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graphs import Builder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper
+from onnx_models import model, tensor
+
+from cnn_engine import Engine
+from cnn_engine.graph.compiled import decisions_of, numbers_of
+from cnn_engine.graph.dims import Dim, Evaluator, Guard, least, most
+from cnn_engine.graph.graph import Graph
+from cnn_engine.lower.lowering import Program
+from cnn_engine.plan.memory import Lifetime, Stack
+from cnn_engine.plan.template import WORTH_ONE
+
+node = helper.make_node
+rng = np.random.default_rng(7)
+
+
+def network():
+    """Convolutions of several kinds, attention over what is split, a gate, and a table that grows by size."""
+    constants = {
+        "w1": rng.normal(size=(16, 3, 3, 3)), "w2": rng.normal(size=(48, 32, 3, 3)) / 9,
+        "w3": rng.normal(size=(48, 1, 3, 3)), "w4": rng.normal(size=(48, 48, 1, 1)) / 7,
+        "scales": np.array([1, 1, 2, 1]),
+    }  # fmt: skip
+    nodes = [
+        node("Conv", ["x", "w1"], ["a"], pads=[1, 1, 1, 1], strides=[2, 2]),
+        node("Relu", ["a"], ["a1"]),
+        node("HardSwish", ["a"], ["a2"]),
+        node("Concat", ["a1", "a2"], ["b"], axis=1),
+        node("Conv", ["b", "w2"], ["c"], pads=[1, 1, 1, 1]),
+        node("GlobalAveragePool", ["c"], ["m"]),
+        node("Sigmoid", ["m"], ["gate"]),
+        node("Mul", ["c", "gate"], ["d"]),
+        node("Conv", ["d", "w3"], ["e"], group=48, strides=[1, 2], pads=[1, 1, 1, 1]),
+        node("MaxPool", ["e"], ["f"], kernel_shape=[2, 2], strides=[2, 1], ceil_mode=1),
+        node("Conv", ["f", "w4"], ["g"]),
+        node("Resize", ["g", "", "scales"], ["h"], mode="nearest"),
+        node("Reshape", ["h", "rows"], ["i"]),
+        node("Split", ["i"], ["q", "k", "v"], axis=1, num_outputs=3),
+        node("Transpose", ["q"], ["qt"], perm=[0, 2, 1]),
+        node("MatMul", ["qt", "k"], ["scores"]),
+        node("Softmax", ["scores"], ["p"], axis=-1),
+        node("MatMul", ["v", "p"], ["y"]),
+    ]
+    constants = {name: array.astype(np.float32) for name, array in constants.items()}
+    constants["rows"] = np.array([0, 48, -1])
+    shape = ["N", 3, "H", "W"]
+    return model(nodes, [tensor("x", shape)], [tensor("y", None)], constants, opset=18)
+
+
+def bits(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).view("u4")
+
+
+@pytest.fixture(scope="module")
+def learned():
+    """An engine that has seen sizes enough."""
+    proto = network()
+    engine = Engine(proto, device="cpu", threads=1)
+    for width in range(20, 20 + WORTH_ONE):
+        engine.predict(np.zeros((1, 3, 16, width), np.float32))
+    return proto, engine
+
+
+@settings(max_examples=30, deadline=None)
+@given(batch=st.integers(1, 3), height=st.integers(5, 40), width=st.integers(5, 60))
+def test_every_size_has_the_bits_of_a_fixed_engine(learned, batch, height, width):
+    proto, engine = learned
+    x = np.random.default_rng(width).normal(size=(batch, 3, height, width)).astype(np.float32)
+    with Engine(proto, device="cpu", threads=1, input_shape={"x": x.shape}) as fixed:
+        np.testing.assert_array_equal(bits(engine.predict(x)), bits(fixed.predict(x)))
+
+
+def test_a_new_size_places_no_graph_and_plans_no_memory(learned, monkeypatch):
+    proto, engine = learned
+    for width in (30, 90):
+        engine.predict(np.zeros((1, 3, 16, width), np.float32))
+    inferred = []
+    monkeypatch.setattr(Program, "placed", lambda *_: pytest.fail("expected a template"))
+    monkeypatch.setattr(Graph, "__init__", lambda *_: inferred.append(1))
+    images = rng.normal(size=(1, 3, 16, 77)).astype(np.float32)
+    found = engine.predict(images)
+    assert not inferred
+    monkeypatch.undo()
+    with Engine(proto, device="cpu", threads=1, input_shape={"x": images.shape}) as fixed:
+        np.testing.assert_array_equal(bits(found), bits(fixed.predict(images)))
+
+
+def test_its_steps_cost_what_a_fixed_plans_do(learned):
+    proto, engine = learned
+    images = rng.normal(size=(1, 3, 16, 44)).astype(np.float32)
+    with Engine(proto, device="cpu", threads=1, input_shape={"x": images.shape}) as fixed:
+        sizes = engine.form.sizes_of({"x": images.shape})
+        plans = [
+            engine._plans.lend(sizes, False, (False, False)),
+            fixed._plans.lend(1, False, (False, False)),
+        ]
+        found, wanted = (
+            [(step.name, step.kind, step.kernel, step.flops, step.bytes) for step in plan.steps]
+            for plan in plans
+        )
+        assert found == wanted
+        assert plans[0].outputs["y"].shape == plans[1].outputs["y"].shape
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_new_batch_of_images_one_by_one_places_no_graph(threads, monkeypatch):
+    b = Builder((1, 3, 40, 40))
+    x = b.relu(b.conv("images", 16, stride=2))
+    x = b.relu(b.conv(b.relu(b.conv(x, 16)), 48, stride=4))
+    graph = b.graph(b.head(b.relu(b.conv(x, 160)), 10))
+    images = rng.normal(size=(16, 3, 40, 40)).astype(np.float32)
+    with Engine(graph, device="cpu", threads=threads) as engine:
+        for batch in range(2, 2 + 2 * WORTH_ONE, 2):
+            engine.predict(images[:batch])
+        monkeypatch.setattr(Program, "placed", lambda *_: pytest.fail("expected a template"))
+        found = engine.predict(images[:8])
+        again = engine.predict(images[8:])
+    monkeypatch.undo()
+    with Engine(graph, device="cpu", threads=threads) as other:
+        np.testing.assert_array_equal(bits(found), bits(other.predict(images[:8])))
+        np.testing.assert_array_equal(bits(again), bits(other.predict(images[8:])))
+
+
+lives = st.lists(
+    st.tuples(st.integers(0, 9), st.integers(0, 5), st.integers(0, 3000)), min_size=1, max_size=12
+)
+
+
+@given(lives, st.data())
+def test_what_lies_in_a_stack_never_meets(found, data):
+    lifetimes = [Lifetime(i, n, a, a + b) for i, (a, b, n) in enumerate(found)]
+    counts = st.lists(st.integers(0, 10**6), min_size=len(found), max_size=len(found))
+    heights, sizes = data.draw(counts), data.draw(counts)
+    offsets, total = Stack(lifetimes, heights).offsets(sizes)
+    for i, one in enumerate(lifetimes):
+        assert offsets[i] % 256 == 0
+        assert offsets[i] + sizes[i] <= total
+        for j in range(i):
+            apart = offsets[i] + sizes[i] <= offsets[j] or offsets[j] + sizes[j] <= offsets[i]
+            assert apart or not one.meets(lifetimes[j]) or not (sizes[i] and sizes[j])
+
+
+@given(st.integers(1, 500), st.integers(1, 500))
+def test_compiled_expressions_are_what_they_are_one_by_one(width, height):
+    w, h = Dim.symbol("w + 1"), Dim.symbol("h")
+    dims = [w * h - 3, (w + 3) // 4 * (h // (w + 1)), least(w // 2, h), -2 * most(w, h // 3) + 7, w]
+    symbols = ["h", "w + 1"]
+    at = Evaluator({"h": height, "w + 1": width})
+    assert numbers_of(symbols, dims)(height, width) == tuple(map(at, dims))
+    guards = [
+        Guard(kind, dim.terms, outcome)
+        for dim in (w - h, w // 7 - 3)
+        for kind in ("equal", "negative")
+        for outcome in (True, False)
+    ]
+    wanted = tuple(guard.holds(at) for guard in guards)
+    assert decisions_of(symbols, guards)(height, width) == wanted
