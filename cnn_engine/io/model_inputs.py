@@ -56,7 +56,11 @@ def open_shapes(model: Model, path: str) -> dict[str, tuple[int, ...]]:
     found = _arrays(path)
     if isinstance(found, np.ndarray):
         found = {model.base.inputs[0].name: found}
-    return {v.name: found[v.name].shape for v in model.base.inputs if v.name in found}
+    shapes = {v.name: found[v.name].shape for v in model.base.inputs if v.name in found}
+    for value in model.base.inputs:  # of a batch that the file states there may be several
+        if value.name in shapes and value.shape and isinstance(value.shape[0], int):
+            shapes[value.name] = (value.shape[0], *shapes[value.name][1:])
+    return shapes
 
 
 def _random(form: Form, graph: Graph, images: int | None) -> Dataset:
@@ -81,10 +85,11 @@ def _random(form: Form, graph: Graph, images: int | None) -> Dataset:
         note = "images: random, since none are given; --data PATH.npy reads some"
         return Dataset("random images", "synthetic", *made.values(), None, note)
     note = "inputs: random, since none are given; --inputs FILE.npz reads them by name"
-    return Dataset("random inputs", "synthetic", _samples(form, made, count), None, note)
+    return Dataset("random inputs", "synthetic", samples(form, made, count), None, note)
 
 
-def _samples(form: Form, made: Mapping[str, np.ndarray], count: int) -> Samples:
+def samples(form: Form, made: Mapping[str, np.ndarray], count: int) -> Samples:
+    """Returns the arrays of all inputs as ``count`` images; those without a row for each are shared."""
     return Samples(made, count, frozenset(made) - form.rows.keys())
 
 
@@ -128,7 +133,7 @@ def _read(form: Form, path: str, images: int | None) -> Dataset:
         found = {alone: found["images" if "images" in found else alone]}
     if found.keys() != inputs.keys():
         raise expected(path, f"the arrays {', '.join(inputs)}", ", ".join(found) or "none")
-    count = _check(form, path, found)
+    count = check(form, path, found)
     if images is not None and images > count:
         raise expected("images", f"at most {count}, as {path} has", images)
     if labels is not None and (labels.dtype.kind not in "iu" or labels.shape != (count,)):
@@ -138,13 +143,16 @@ def _read(form: Form, path: str, images: int | None) -> Dataset:
         raise expected(path, "labels from 0 on", labels.min())
     taken = count if images is None else images
     made = {name: np.require(found[name], requirements="C") for name in inputs}
-    samples = _samples(form, made, count)[:taken]
-    given = samples.arrays[alone] if form.is_images_to_rows else samples
+    some = samples(form, made, count)[:taken]
+    given = some.arrays[alone] if form.is_images_to_rows else some
     return Dataset(Path(path).name, path, given, None if labels is None else labels[:taken])
 
 
-def _check(form: Form, path: str, found: Mapping[str, np.ndarray]) -> int:
-    """Returns how many images arrays are for.
+def check(form: Form, path: str, found: Mapping[str, np.ndarray]) -> int:
+    """Returns how many images arrays are for, by name those of all inputs.
+
+    Args:
+        path: what messages call their source.
 
     Raises:
         InputError: one is of another type or shape, is for other images, or holds what is not finite.

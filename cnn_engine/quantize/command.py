@@ -10,13 +10,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from .. import cli, workload
+from .. import cli
 from ..errors import expected
 from ..graph.form import form_of
 from ..io import image_files
 from ..io.files import atomic_write, write_text
 from ..report import units
 from ..report.pages import template
+from ..workload import Dataset, Samples
 from .quantizing import LayerReport, Quantized, decibels, quantize
 from .ranges import METHODS
 
@@ -36,15 +37,19 @@ def parser() -> cli.ArgumentParser:
         "DequantizeLinear nodes, which ONNX Runtime, OpenVINO and TensorRT read, too.",
         epilog="exit codes: 0 done; 1 more is lost than --max-loss; 2 the file or an option is at fault",
     )
-    p.add_argument(
-        "model", metavar="MODEL", help="an .onnx file of floats, with one input of images"
-    )
+    p.add_argument("model", metavar="MODEL", help="an .onnx file of floats")
     p.add_argument(
         "--data", metavar="PATH", default="synthetic",
         help="images that are typical: a folder or list of files, in folders by class where the loss is to "
         "be of top-1 accuracy; a .npy or .npz; or synthetic: random numbers, to try the command (default)",
     )  # fmt: skip
     cli.add_images(p)
+    p.add_argument(
+        "--inputs", metavar="FILE.npz",
+        help="in the place of --data, for networks that do not take images: every input by name, dimension 0 "
+        "being the samples; labels where the file has them",
+    )  # fmt: skip
+    cli.add_model_inputs(p)
     p.add_argument(
         "--images", type=cli.whole_number(1, 1 << 20), default=IMAGES, metavar="N",
         help=f"at most so many images, spread over --data (default: {IMAGES})",
@@ -73,7 +78,6 @@ def parser() -> cli.ArgumentParser:
         help="whether channels around depthwise convolutions are scaled to one range (default: if the "
         "outputs gain)",
     )  # fmt: skip
-    p.set_defaults(inputs=None)
     p.add_argument("--output", metavar="PATH", required=True, help="the quantized .onnx file")
     p.add_argument(
         "--json", metavar="PATH", help="writes the report as JSON (- for standard output)"
@@ -97,13 +101,14 @@ def _main(arguments: list[str] | None) -> int:
     cli.check_outputs(outputs, [options.model, *cli.files_read(options)])
     if options.max_loss is not None and not 0 <= options.max_loss <= 100:
         raise expected("--max-loss", "0 to 100 points", options.max_loss)
-    dataset = _images(options)
+    dataset = _dataset(options)
+    images = dataset.images.arrays if isinstance(dataset.images, Samples) else dataset.images
     shows = not options.quiet and options.json != "-"
     if shows and dataset.note:
         cli.show(dataset.note)
     found = quantize(
-        options.model, dataset.images, dataset.labels, method=options.method,
-        symmetric=options.symmetric, equalise=options.equalise, keep=options.keep,
+        options.model, images, dataset.labels, constants=dict(options.constant or []),
+        method=options.method, symmetric=options.symmetric, equalise=options.equalise, keep=options.keep,
         max_loss=options.max_loss, device=options.device,
         progress=(lambda line: cli.show(line, sys.stderr)) if shows else lambda line: None,
     )  # fmt: skip
@@ -122,24 +127,36 @@ def _main(arguments: list[str] | None) -> int:
     return cli.DONE if within else cli.CHECK_FAILED
 
 
-def _images(options: argparse.Namespace) -> workload.Dataset:
+def _dataset(options: argparse.Namespace) -> Dataset:
     """Returns the images to calibrate on: at most so many, at even distances."""
-    model = workload.of_model(options.model)
     if options.data == "auto":
         raise expected("--data", "a path, or synthetic", "auto")
-    if options.data == "synthetic":
-        return cli.dataset_of(options, model, options.images)
-    if image_files.is_image_files(options.data):
-        outputs = (
-            model.network.classes if form_of(model.network, model.network.base).is_of_rows else None
-        )
+    if options.inputs is not None and options.data == "synthetic":
+        options.data = "auto"
+    found = cli.workload_of(options)
+    form = form_of(found.network, found.network.base)
+
+    def most(count: int) -> int:
+        """Returns how many of ``count`` images are taken: whole passes."""
+        least = 1 if form.any_batch else form.batch
+        return max(min(count, options.images) // least, 1) * least if form.rows else 1
+
+    if options.inputs is None and options.data == "synthetic":
+        return cli.dataset_of(options, found, most(options.images))
+    if options.inputs is None and image_files.is_image_files(options.data):
+        outputs = found.network.classes if form.is_of_rows else None
         count = len(image_files.find(options.data, outputs))
-        return cli.dataset_of(options, model, min(count, options.images), held_bytes=None)
-    dataset = cli.dataset_of(options, model, None)
-    count = len(dataset.images)
-    places = np.arange(min(count, options.images)) * count // min(count, options.images)
-    labels = None if dataset.labels is None else dataset.labels[places]
-    return replace(dataset, images=dataset.images[places], labels=labels)
+        return cli.dataset_of(options, found, most(count), held_bytes=None)
+    dataset = cli.dataset_of(options, found, None)
+    count = len(dataset)
+    places = np.arange(most(count)) * count // most(count)
+    images, labels = dataset.images, dataset.labels
+    if isinstance(images, Samples):
+        arrays = {n: a if n in images.shared else a[places] for n, a in images.arrays.items()}
+        some: np.ndarray | Samples = Samples(arrays, len(places), images.shared)
+    else:
+        some = images[places]
+    return replace(dataset, images=some, labels=None if labels is None else labels[places])
 
 
 # -- the report ----------------------------------------------------------------------------------

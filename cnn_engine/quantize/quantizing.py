@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from typing import Any
 
 import numpy as np
 
 from ..engine.engine import Engine
-from ..errors import UnsupportedError, did_you_mean, expected, not_one_of
+from ..errors import did_you_mean, expected, not_one_of
+from ..graph.form import Form, form_of
+from ..graph.model import Model
 from ..graph.onnx import load
 from ..graph.onnx import model as protobuf
+from ..io import model_inputs
+from ..workload import Samples
 from . import equalising
 from .network import FloatModel, Plan, plan
 from .ranges import METHODS, Numbers, quantization_of
@@ -66,7 +71,7 @@ class Accuracy:
         agreement: the part of images of which both name the same class first; None where outputs are no
             rows of scores.
         top1: the part that is right, where labels are known.
-        noise: of the outputs, over signal.
+        noise: over signal, of the output that has most of it.
     """
 
     agreement: float | None
@@ -83,7 +88,7 @@ class Quantized:
         layers: the worst first.
         accuracy: of the quantized network; ``float_top1``: of the float one, or None.
         loss: points of top-1 that are lost, or of agreement where there are no labels; of other outputs the
-            noise in percent of their root mean square.
+            noise in percent of their root mean square, of the one that loses most.
         equalised: pairs of layers whose channels were equalised.
         tensors: how many scales of activations there are.
         images: on how many it was calibrated and measured.
@@ -143,39 +148,40 @@ class _Runner:
     """Runs models on the calibration images, some tensors of them at a time.
 
     Args:
-        images: what the network reads, [N, C, H, W].
+        samples: every input by name.
+        form: what the network takes.
+        given: of :func:`~cnn_engine.graph.onnx.load`: sizes and settings.
     """
 
-    def __init__(self, images: np.ndarray, device: str, batch: int | None) -> None:
-        self._images, self._device, self._batch = images, device, batch
+    def __init__(
+        self, samples: Samples, form: Form, given: Mapping[str, Mapping], device: str
+    ) -> None:
+        self._samples, self._given, self._device = samples, given, device
+        count = len(samples)
+        self._size = min(BATCH, count) if form.any_batch else form.batch if form.rows else count
+        self._batch = self._size if form.any_batch else None
 
     def batches(self, proto, names: Sequence[str]) -> Iterator[dict[str, np.ndarray]]:
         """Yields ``names`` of one batch after another; extra outputs of the graph are made of them."""
         onnx = protobuf.package()
         asked = onnx.ModelProto()
         asked.CopyFrom(proto)
-        have = {value.name for value in asked.graph.output}
-        initial = {tensor.name for tensor in asked.graph.initializer}
-        (given, *_) = [v.name for v in asked.graph.input if v.name not in initial]
+        have = {value.name for value in asked.graph.output} | self._samples.arrays.keys()
         asked.graph.output.extend(
             onnx.helper.make_empty_tensor_value_info(name)
-            for name in dict.fromkeys(names) if name not in have and name != given
+            for name in dict.fromkeys(names) if name not in have
         )  # fmt: skip
-        graph = load(asked, batch=self._batch or min(BATCH, len(self._images)))
-        size, first, last = graph.batch or len(self._images), 0, len(self._images)
-        engine = Engine(graph, device=self._device)
-        while first < last:
-            part = self._images[first : first + size]
-            if len(part) < size and not graph.batched:
-                break
-            found = engine.run({given: np.ascontiguousarray(part)})
-            found[given] = part
+        engine = Engine(load(asked, batch=self._batch, **self._given), device=self._device)
+        for first in range(0, len(self._samples), self._size):
+            part = self._samples[first : first + self._size].arrays
+            found = {**engine.run(part), **part}
             yield {name: np.asarray(found[name], np.float32) for name in names}
-            first += size
 
     def outputs(self, proto, names: Sequence[str]) -> list[np.ndarray]:
         """Returns ``names`` of all images."""
-        parts = [[batch[name] for name in names] for batch in self.batches(proto, names)]
+        parts = [
+            [np.atleast_1d(batch[name]) for name in names] for batch in self.batches(proto, names)
+        ]
         return [np.concatenate(columns) for columns in zip(*parts, strict=True)]
 
 
@@ -202,9 +208,10 @@ class _Noise:
 
 def quantize(
     source,
-    images: np.ndarray,
+    images: np.ndarray | Mapping[str, np.ndarray],
     labels: np.ndarray | None = None,
     *,
+    constants: Mapping[str, Any] | None = None,
     method: str = "mse",
     symmetric: bool = False,
     correct_bias: bool = True,
@@ -217,9 +224,11 @@ def quantize(
     """Returns a float ONNX model with layers of 8-bit integers, in the form of ``QuantizeLinear`` nodes.
 
     Args:
-        source: a path, a model's bytes or an ``onnx.ModelProto``; one input, images.
-        images: what the network reads, [N, C, H, W] of its type: it is calibrated and measured on them.
+        source: a path, a model's bytes or an ``onnx.ModelProto``.
+        images: what the network is calibrated and measured on: [N, ...] of its input's type, such as
+            [N, C, H, W]; or name -> array of every input. Arrays give sizes that the file leaves open.
         labels: [N], the right classes, or None.
+        constants: values of inputs that are settings, as :func:`cnn_engine.load` takes them.
         method: how ranges follow from what was seen: minmax, percentile, entropy or mse.
         symmetric: whether activations are int8 around 0, which TensorRT wants; else they are uint8.
         correct_bias: whether biases make up for what rounding the weights shifts on average.
@@ -232,19 +241,15 @@ def quantize(
 
     Raises:
         InputError: the model, the images or an option is at fault.
-        UnsupportedError: the model has not one input, or no layers to quantize.
+        UnsupportedError: the model has no layers to quantize, or operators that the engine lacks.
     """
     if method not in METHODS:
         raise not_one_of("method", METHODS, method)
     if max_loss is not None and not 0 <= max_loss <= 100:
         raise expected("max_loss", "0 to 100 points", max_loss)
-    images = np.asarray(images)
-    if images.ndim < 2 or not len(images):
-        raise expected("images", "an array [N, ...] of at least one", f"shape {list(images.shape)}")
-    if labels is not None and np.shape(labels) != (len(images),):
-        raise expected("labels", f"{len(images)} numbers", f"shape {list(np.shape(labels))}")
     settings = Settings(method, symmetric, correct_bias)
-    work = _Work(source, images, labels, settings, device, progress)
+    given = source, images, labels, constants or {}, settings, device, progress
+    work = _Work(*given)
     for name in keep:
         if name not in work.model.layers:
             hint = did_you_mean(name, list(work.model.layers), {})
@@ -252,12 +257,19 @@ def quantize(
     pairs = equalising.pairs(work.model) if equalise is not False else []
     if not pairs:
         return work.finished(keep, max_loss, 0)
-    other = _Work(source, images, labels, settings, device, progress)
+    other = _Work(*given)
     count = equalising.equalise(other.model, work.seen)
     other.calibrate()
     if equalise is None and work.measured(keep).noise <= other.measured(keep).noise:
         return work.finished(keep, max_loss, 0)
     return other.finished(keep, max_loss, count)
+
+
+def _noise(exact: np.ndarray, found: np.ndarray) -> float:
+    """Returns the noise power of an array over its signal power."""
+    power = np.square(exact, dtype=np.float64).sum()
+    change = np.square((found - exact).astype(np.float64)).sum()
+    return float(change / max(power, 1e-30))
 
 
 def _blamed(made: float, passed: float) -> float:
@@ -274,36 +286,58 @@ class _Work:
     def __init__(
         self,
         source,
-        images: np.ndarray,
+        images: np.ndarray | Mapping[str, np.ndarray],
         labels: np.ndarray | None,
+        constants: Mapping[str, Any],
         settings: Settings,
         device: str,
         progress: Callable[[str], None],
     ) -> None:
         self.model, self.settings, self.progress = FloatModel(source), settings, progress
-        inputs = [
-            v.name for v in self.model.proto.graph.input if v.name not in self.model.constants
-        ]
-        if len(inputs) != 1 or len(self.model.outputs) < 1:
-            raise UnsupportedError(
-                f"{self.model.source}: expected a model of one input, found {len(inputs)}"
-            )
-        graph = load(self.model.proto)
-        value = graph.inputs[0]
-        if images.shape[1:] != value.shape[1:] or images.dtype.name != value.dtype:
-            raise expected(
-                "images", f"{value.dtype} [N, {', '.join(map(str, value.shape[1:]))}]",
-                f"{images.dtype} {list(images.shape)}",
-            )  # fmt: skip
-        batch = None if graph.batched else value.shape[0]
-        if batch is not None and len(images) < batch:
-            raise expected("images", f"at least {batch}, the model's batch", len(images))
-        if batch is not None:
-            images = images[: len(images) // batch * batch]
-        self.labels = None if labels is None else np.asarray(labels)[: len(images)]
-        self.images = len(images)
-        self.run = _Runner(images, device, batch)
+        form, given = self._form(images, constants)
+        arrays = self._by_name(form, images)
+        samples = model_inputs.samples(form, arrays, model_inputs.check(form, "images", arrays))
+        self.images = len(samples)
+        if labels is not None and np.shape(labels) != (self.images,):
+            shape = list(np.shape(labels))
+            raise expected("labels", f"{self.images} numbers", f"shape {shape}")
+        self.labels = None if labels is None else np.asarray(labels)
+        self.run = _Runner(samples, form, given, device)
         self.calibrate()
+
+    def _form(self, images, constants: Mapping[str, Any]) -> tuple[Form, dict[str, Mapping]]:
+        """Returns what the network takes, and what has its file loaded so: sizes and settings."""
+        given: dict[str, Mapping] = {"constants": constants}
+        form = self._loaded(given)
+        if form.sizes_of is not None:
+            arrays = self._by_name(form, images)
+            for first in (None, 0):  # the batch stays open if it is one
+                shapes = {
+                    name: (None, *array.shape[1:]) if first is None and array.ndim else array.shape
+                    for name, array in arrays.items()
+                }
+                given["input_shape"] = shapes
+                form = self._loaded(given)
+                if form.sizes_of is None:
+                    break
+        return form, given
+
+    def _loaded(self, given: Mapping[str, Mapping]) -> Form:
+        model = Model(load(self.model.proto, **given))
+        return form_of(model, model.base)
+
+    def _by_name(self, form: Form, images) -> dict[str, np.ndarray]:
+        """Returns the arrays of all inputs by name."""
+        names = [value.name for value in form.inputs]
+        if not isinstance(images, Mapping):
+            if len(names) != 1:
+                words = ", ".join(names)
+                raise expected("images", f"name -> array of the inputs {words}", "one array")
+            images = {names[0]: images}
+        if images.keys() != set(names):
+            words = ", ".join(images) or "none"
+            raise expected("images", f"the arrays {', '.join(names)}", words)
+        return {name: np.ascontiguousarray(images[name]) for name in names}
 
     def calibrate(self) -> None:
         """Sees what the float model's tensors hold, and takes their ranges."""
@@ -328,9 +362,10 @@ class _Work:
             for name in everything.scales
         }
         self.writer = Writer(self.model, self.settings, self.scales, self.seen)
-        outputs = self.run.outputs(self.model.proto, self.model.outputs)
-        self.is_of_rows = outputs[0].ndim == 2 and outputs[0].shape[1] > 1
-        self.exact = outputs[0].reshape(len(outputs[0]), -1)
+        self.exact = self.run.outputs(self.model.proto, self.model.outputs)
+        (first, *others), known = self.exact, self.labels is not None
+        rows = first.ndim == 2 and first.shape[1] > 1 and len(first) == self.images
+        self.is_of_rows = rows and (known or not others)
         if not self.is_of_rows:
             self.labels = None
 
@@ -341,20 +376,19 @@ class _Work:
     def measured(self, keep: Collection[str]) -> Accuracy:
         """Returns the accuracy of the quantized model."""
         made = self.writer.quantized(self.plan(keep))
-        (found, *_) = self.run.outputs(made, self.model.outputs[:1])
-        found = found.reshape(self.exact.shape)
-        power = np.square(self.exact, dtype=np.float64).sum()
-        change = np.square((found - self.exact).astype(np.float64)).sum()
-        agreement = float(np.mean(found.argmax(1) == self.exact.argmax(1)))
-        return Accuracy(
-            agreement if self.is_of_rows else None,
-            None if self.labels is None else float(np.mean(found.argmax(1) == self.labels)),
-            float(change / max(power, 1e-30)),
-        )
+        found = self.run.outputs(made, self.model.outputs)
+        noise = max(map(_noise, self.exact, found))
+        if not self.is_of_rows:
+            return Accuracy(None, None, noise)
+        exact, first = self.exact[0].argmax(1), found[0].argmax(1)
+        top1 = None if self.labels is None else float(np.mean(first == self.labels))
+        return Accuracy(float(np.mean(first == exact)), top1, noise)
 
     @property
     def float_top1(self) -> float | None:
-        return None if self.labels is None else float(np.mean(self.exact.argmax(1) == self.labels))
+        if self.labels is None:
+            return None
+        return float(np.mean(self.exact[0].argmax(1) == self.labels))
 
     def loss(self, accuracy: Accuracy) -> float:
         """Returns what a quantized model loses: see :attr:`Quantized.loss`."""

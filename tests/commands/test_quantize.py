@@ -213,6 +213,50 @@ def test_the_file_runs_alike_in_other_runtimes(files, capsys):
     assert np.abs(found - compiled({"x": images})[0]).max() <= 2 * step
 
 
+def two_inputs(batch) -> onnx.ModelProto:
+    """A network of images of any size and of rows, with two outputs; ``scale`` is a setting."""
+    rng = np.random.default_rng(4)
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["image", "w1"], ["c1"], "first", pads=[1] * 4),
+        node("Mul", ["c1", "scale"], ["scaled"]),
+        node("Relu", ["scaled"], ["r1"]),
+        node("Conv", ["r1", "w2"], ["map"], "second"),
+        node("GlobalAveragePool", ["r1"], ["mean"]),
+        node("Flatten", ["mean"], ["row"]),
+        node("Concat", ["row", "more"], ["both"], axis=1),
+        node("Gemm", ["both", "w3"], ["y"], "last", transB=1),
+    ]
+    constants = {
+        "w1": rng.normal(0, 0.4, (8, 3, 3, 3)), "w2": rng.normal(0, 0.4, (2, 8, 1, 1)),
+        "w3": rng.normal(0, 0.4, (4, 13)),
+    }  # fmt: skip
+    inputs = tensor("image", [batch, 3, "H", "W"]), tensor("more", [batch, 5]), tensor("scale", [])
+    outputs = tensor("map", None), tensor("y", [batch, 4])
+    return model(nodes, inputs, outputs, {n: a.astype(F32) for n, a in constants.items()}, opset=17)
+
+
+@pytest.mark.parametrize("batch", ["N", 2])
+def test_inputs_of_any_kind(tmp_path, capsys, rng, batch):
+    source, target, given = (tmp_path / name for name in ("net.onnx", "int8.onnx", "given.npz"))
+    onnx.save(two_inputs(batch), source)
+    arrays = {"image": rng.normal(size=(12, 3, 9, 7)), "more": rng.normal(size=(12, 5))}
+    arrays = {name: array.astype(F32) for name, array in arrays.items()}
+    np.savez(given, **arrays)
+    words = [str(source), "--output", str(target), "--constant", "scale=0.5"]
+    assert command.main([*words, "--inputs", str(given), "--images", "7"]) == 0
+    assert f"images: {7 if batch == 'N' else 6}" in capsys.readouterr().out
+    some = {name: array[:2] for name, array in arrays.items()} | {"scale": np.array(0.5, F32)}
+    found = cnn_engine.Engine(target, device="cpu").run(some)
+    for name, other in zip(("map", "y"), onnxruntime_outputs(two_inputs(batch), some), strict=True):
+        noise = np.square(found[name] - other).mean() / np.square(other).mean()
+        assert 0 < noise < 1e-3
+    np.savez(given, image=arrays["image"])
+    assert command.main([*words, "--inputs", str(given)]) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.endswith("given.npz: expected the arrays image, more, found image")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -234,9 +278,7 @@ def test_what_cannot_be_quantized_is_said(files):
     quantized = cnn_engine.quantize(str(files / "net.onnx"), images).model
     with pytest.raises(InputError, match="expected a model of floats, found one that is quantized"):
         cnn_engine.quantize(quantized, images)
-    with pytest.raises(
-        InputError, match=r"images: expected float32 \[N, 3, 12, 12\], found float64"
-    ):
+    with pytest.raises(InputError, match="images: expected images of type float32, found float64"):
         cnn_engine.quantize(str(files / "net.onnx"), images.astype(float))
     relu = model(
         [helper.make_node("Relu", ["x"], ["y"])], [tensor("x", [1, 3])], [tensor("y", [1, 3])]
