@@ -20,6 +20,7 @@ COMMANDS = {
     "export": "write a PyTorch model as an ONNX file, checked against PyTorch's own numbers",
     "quantize": "make an ONNX file of 8-bit integers, and say what each layer loses",
     "serve": "answer requests over HTTP and gRPC, by the protocol of KServe and Triton",
+    "loadgen": "measure a network with MLPerf's load generator, beside other libraries",
     "classify": "say what photos show, with a network of yours",
     "download": "fetch a data set into the user's cache",
     "completion": "print what completes commands and options in your shell",

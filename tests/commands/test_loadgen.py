@@ -1,0 +1,186 @@
+"""``cnn-engine loadgen``: LoadGen's queries are answered rightly, and its logs are read as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import cnn_engine
+from cnn_engine.loadgen import command, contestants, harness, logs, rules
+
+loadgen = pytest.importorskip("mlperf_loadgen")
+
+#: Prints the settings that LoadGen's own copy of the rules gives, which it reads once in a process.
+OWN_RULES = """
+import json, sys, mlperf_loadgen as loadgen
+found = loadgen.TestSettings()
+found.FromConfig("/dev/null", "resnet50", sys.argv[1], 1)
+print(json.dumps({key: getattr(found, key) for key in json.loads(sys.argv[2])}))
+"""
+
+
+@pytest.mark.parametrize("scenario", rules.SCENARIOS)
+def test_rules_are_those_of_loadgen(scenario):
+    made = rules.settings(loadgen, scenario, False, rules.OFFICIAL_S, 1.0, 1.0, 0.015)
+    keys = ["qsl_rng_seed", "sample_index_rng_seed", "schedule_rng_seed", "min_duration_ms"]
+    keys += {
+        "SingleStream": ["single_stream_target_latency_percentile"],
+        "MultiStream": [
+            "multi_stream_target_latency_percentile", "multi_stream_samples_per_query", "min_query_count",
+        ],
+        "Server": ["server_target_latency_percentile", "server_target_latency_ns"],
+        "Offline": ["min_query_count"],
+    }[scenario]  # fmt: skip
+    words = [sys.executable, "-c", OWN_RULES, scenario, json.dumps(keys)]
+    own = json.loads(subprocess.run(words, capture_output=True, check=True, text=True).stdout)
+    assert {key: getattr(made, key) for key in keys} == own
+
+
+def test_every_scenario_is_run_and_reported(tmp_path, capsys):
+    words = [f"--scenario={one}" for one in rules.SCENARIOS]
+    result = tmp_path / "result.json"
+    code = command.main(
+        [*words, "--duration=0.3", "--images=16", "--threads=1", "--latency=10000", "--target-qps=50",
+         f"--output={tmp_path / 'logs'}", f"--json={result}"]
+    )  # fmt: skip
+    found = json.loads(result.read_text())
+    assert [row["scenario"] for row in found["runs"]] == list(rules.SCENARIOS)
+    valid = [row["validity"] for row in found["runs"]]
+    assert code == (0 if valid == ["VALID"] * 4 else 1), found
+    for row in found["runs"]:
+        assert not row["errors"]
+        assert 0 < row["min_s"] <= row["p50_s"] <= row["p99_s"] <= row["max_s"]
+        assert (
+            tmp_path / "logs" / row["scenario"] / "cnn_engine" / "mlperf_log_summary.txt"
+        ).is_file()
+    said = capsys.readouterr().out.splitlines()
+    assert "not official: 0.3 s, not 600" in said[0]
+    assert sum("cnn_engine" in line for line in said) == 4
+
+
+def test_a_bound_that_is_missed_is_invalid_and_exits_with_1(tmp_path, capsys):
+    words = [
+        "--scenario=Server",
+        "--latency=0.000001",
+        "--target-qps=50",
+        "--duration=0.2",
+        "--images=4",
+    ]
+    assert command.main([*words, "--threads=1", f"--output={tmp_path}"]) == 1
+    assert "INVALID" in capsys.readouterr().out
+
+
+def test_answers_of_accuracy_mode_are_those_of_predict(tmp_path):
+    words = ["--mode=accuracy", "--duration=0.2", "--images=20", "--threads=1", "--data=synthetic"]
+    for scenario in ("SingleStream", "Server", "Offline"):
+        result = tmp_path / "result.json"
+        code = command.main(
+            [*words, f"--scenario={scenario}", "--batch=3", "--target-qps=500",
+             f"--output={tmp_path}", f"--json={result}", "--quiet"]
+        )  # fmt: skip
+        assert code == 0
+        indices, rows = logs.answers(
+            tmp_path / scenario / "cnn_engine" / "mlperf_log_accuracy.json", 10
+        )
+        assert sorted(indices) == list(range(20))
+        images = cnn_engine.workload.get("cifar10").load_data("synthetic", 20)
+        with cnn_engine.Engine("cifar10", device="cpu", threads=1) as engine:
+            np.testing.assert_array_equal(rows, engine.predict(images.images)[indices])
+        (row,) = json.loads(result.read_text())["runs"]
+        if images.labels is None:
+            assert row["accuracy"] is None
+        else:
+            assert row["accuracy"]["correct"] == (rows.argmax(1) == images.labels[indices]).sum()
+
+
+def test_an_error_of_a_contestant_is_raised(tmp_path):
+    images = np.zeros((4, 1), np.float32)
+    calls = []
+
+    def run(batch):
+        calls.append(len(batch))
+        if len(calls) > 5:
+            raise ValueError("too many")
+        return batch
+
+    settings = rules.settings(loadgen, "SingleStream", False, 0.1, 100.0, 1.0, 1.0)
+    with pytest.raises(ValueError, match="too many"):
+        harness.test(loadgen, run, images, settings, 1, 0, tmp_path)
+    assert len(calls) == 6
+
+
+def test_other_libraries_answer_alike(tmp_path, small_model):
+    pytest.importorskip("onnxruntime")
+    images = np.random.default_rng(0).standard_normal((3, 3, 8, 8), np.float32)
+    options = command.parser().parse_args(["--model", small_model, "--threads", "1"])
+    rows = [
+        contestants.MAKERS[name](small_model, options).run(images)
+        for name in ("cnn_engine", "onnxruntime")
+    ]
+    np.testing.assert_allclose(rows[0], rows[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def small_model(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    helper, tensor = onnx.helper, onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        [helper.make_node("GlobalAveragePool", ["x"], ["m"]), helper.make_node("Flatten", ["m"], ["y"])],
+        "mean",
+        [helper.make_tensor_value_info("x", tensor, ["n", 3, 8, 8])],
+        [helper.make_tensor_value_info("y", tensor, ["n", 3])],
+    )  # fmt: skip
+    path = tmp_path / "mean.onnx"
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path
+    )
+    return str(path)
+
+
+def test_wrong_options_are_one_line(tmp_path, capsys):
+    for words in (
+        ["--contestant=onnxruntime"],
+        ["--contestant=torch"],
+        ["--contestant=server"],
+        ["--contestant=server", "--address=127.0.0.1:1/none"],
+        ["--scenario=None"],
+        ["--model=none.onnx"],
+        ["--duration=0"],
+    ):
+        capsys.readouterr()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(tmp_path)
+            try:
+                code = command.main(words)
+            except SystemExit as ended:
+                code = ended.code
+        assert code == 2, words
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: "), line
+
+
+def test_ctrl_c_ends_it_and_keeps_what_was_measured(tmp_path):
+    result = tmp_path / "result.json"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cnn_engine.loadgen", "--scenario=SingleStream", "--scenario=Offline",
+         "--duration=1", "--images=4", "--threads=1", f"--output={tmp_path}", f"--json={result}",
+         "--contestant=cnn_engine"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    for line in process.stdout:
+        if line.startswith("SingleStream"):
+            break
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert [row["scenario"] for row in json.loads(result.read_text())["runs"]] == ["SingleStream"]
