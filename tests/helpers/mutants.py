@@ -174,7 +174,7 @@ MUTANTS = [
         "test_predict.py::test_nothing_is_written_but_the_rows_of_out",
     ),
     mutant(
-        "an output over the images, after a call alike", "cnn_engine/engine/engine.py",
+        "an output over the images, after a call alike", "cnn_engine/engine/outputs.py",
         "and not np.may_share_memory(out, images)", "",
         "test_predict.py::test_an_out_inside_the_images_is_refused_by_a_call_like_the_last_one",
     ),
