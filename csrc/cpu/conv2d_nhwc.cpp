@@ -1,9 +1,12 @@
 // conv2d_nhwc on the CPU: which method it is.
 #include "ops/conv2d_nhwc.h"
 
+#include <algorithm>
+
 #include "cpu/conv2d_nhwc_depthwise.h"
 #include "cpu/conv2d_nhwc_direct.h"
 #include "cpu/conv2d_nhwc_phases.h"
+#include "cpu/conv2d_nhwc_trimmed.h"
 #include "cpu/conv2d_nhwc_winograd.h"
 
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
@@ -49,7 +52,8 @@ std::int64_t scratch_floats(const Conv2dShape& p, Conv2dMethod method) {
     const std::int64_t tiles = PhasesShape(p).floats(p), bands = direct_scratch<Float32>(p, true);
     return tiles > bands ? tiles : bands;
   }
-  return direct_scratch<Float32>(p, method == Conv2dMethod::planar);
+  const std::int64_t bands = direct_scratch<Float32>(p, method == Conv2dMethod::planar);
+  return std::max(bands, trimmed_scratch(p));
 }
 
 }  // namespace
@@ -93,6 +97,7 @@ void conv2d_nhwc(const float* input, const float* packed, const float* bias, con
                        threads);
     case Conv2dMethod::direct:
       if (is_pointwise(p)) return pointwise(call, scratch, p, threads);
+      if (is_trimmed(p) && !call.prologue.any()) return trimmed(call, scratch, p, threads);
       return banded(call, scratch, p, false, threads);
   }
 }

@@ -43,26 +43,43 @@ CNN_ENGINE_INLINE void depthwise_block(const DepthwiseRow& d, int first, int c, 
   for (int t = 0; t < T; ++t) finish_depthwise<W>(d, sum[t], first + t, c);
 }
 
-// The same for any number of taps and any steps between them, one output.
-template <int W>
-CNN_ENGINE_INLINE void depthwise_one(const DepthwiseRow& d, int at, int c) {
-  const int left = at * d.stride - d.pad;
-  const int begin = first_inside(left, d.dilation);
-  const int end = end_inside(left, d.columns, d.dilation, d.width);
-  Vec<W> sum{};
+// The same for any number of taps and any steps between them. Taps that lie outside the image for
+// all of these outputs are left out; for some of them, zeros are read.
+template <int W, int T>
+CNN_ENGINE_INLINE void depthwise_taps(const DepthwiseRow& d, int first, int c) {
+  const std::int64_t left = std::int64_t{first} * d.stride - d.pad;
+  const std::int64_t span = std::int64_t{T - 1} * d.stride, step = d.stride * d.place;
+  int begin = 0, end = d.columns;
+  while (begin < end && left + span + std::int64_t{begin} * d.dilation < 0) ++begin;
+  while (begin < end && left + std::int64_t{end - 1} * d.dilation >= d.width) --end;
+  Vec<W> sum[T] = {};
   for (int r = 0; r < d.rows; ++r) {
     const float* row = d.input + r * d.row + c;
-    const float* filter = d.weights + (r * d.columns + (begin - left) / d.dilation) * d.weight + c;
-    for (int x = begin; x < end; x += d.dilation, filter += d.weight) {
-      sum += load<W>(row + x * d.place) * load<W>(filter);
+    const float* filter = d.weights + (std::int64_t{r} * d.columns + begin) * d.weight + c;
+    for (int s = begin; s < end; ++s, filter += d.weight) {
+      const Vec<W> weights = load<W>(filter);
+      const std::int64_t at = left + std::int64_t{s} * d.dilation;
+      if (at >= 0 && at + span < d.width) {
+        const float* x = row + at * d.place;
+#pragma GCC unroll 16
+        for (int t = 0; t < T; ++t) sum[t] += load<W>(x + t * step) * weights;
+      } else {
+#pragma GCC unroll 16
+        for (int t = 0; t < T; ++t) {
+          const std::int64_t column = at + t * d.stride;
+          const bool inside = column >= 0 && column < d.width;
+          sum[t] += load<W>(inside ? row + column * d.place : d.zeros + c) * weights;
+        }
+      }
     }
   }
-  finish_depthwise<W>(d, sum, at, c);
+#pragma GCC unroll 16
+  for (int t = 0; t < T; ++t) finish_depthwise<W>(d, sum[t], first + t, c);
 }
 
 // Outputs [first, first + count) of one channel.
 [[gnu::noinline]] void depthwise_ones(const DepthwiseRow& d, int first, int count, int c) {
-  for (int t = 0; t < count; ++t) depthwise_one<1>(d, first + t, c);
+  for (int t = 0; t < count; ++t) depthwise_taps<1, 1>(d, first + t, c);
 }
 
 // Outputs [first, first + T) of all channels; where these are fewer than a vector, one by one.
@@ -106,35 +123,49 @@ void depthwise_blocks(const DepthwiseRow& row, int outputs, const float** table)
   }
 }
 
-// All outputs of a row.
-template <int S, int Stride>
-void depthwise_row(const DepthwiseRow& d, int outputs, const float** table) {
-  if (outputs >= kDepthwiseColumns) {
-    depthwise_blocks<kDepthwiseColumns, S, Stride>(d, outputs, table);
-  } else if (outputs >= 7) {
-    depthwise_blocks<7, S, Stride>(d, outputs, table);
-  } else if (outputs >= 4) {
-    depthwise_blocks<4, S, Stride>(d, outputs, table);
-  } else {
-    depthwise_blocks<1, S, Stride>(d, outputs, table);
+template <int T>
+void depthwise_any_blocks(const DepthwiseRow& row, int outputs, const float**) {
+  const DepthwiseRow d = row;
+  for (int at = 0; at < outputs; at += T) {
+    const int first = at + T <= outputs ? at : outputs - T;
+    for_channels(d.channels, [&](auto width, int c) {
+      constexpr int W = decltype(width)::value;
+      if constexpr (W > 1) {
+        depthwise_taps<W, T>(d, first, c);
+      } else {
+        depthwise_ones(d, first, T, c);
+      }
+    });
   }
 }
 
-void depthwise_any_row(const DepthwiseRow& d, int outputs, const float**) {
-  for (int at = 0; at < outputs; ++at) {
-    for_channels(d.channels,
-                 [&](auto width, int c) { depthwise_one<decltype(width)::value>(d, at, c); });
-  }
+// All outputs of a row, by blocks of as many as it has.
+template <DepthwiseRowFunction most, DepthwiseRowFunction seven, DepthwiseRowFunction four,
+          DepthwiseRowFunction one>
+void depthwise_by_blocks(const DepthwiseRow& d, int outputs, const float** table) {
+  if (outputs >= kDepthwiseColumns) return most(d, outputs, table);
+  if (outputs >= 7) return seven(d, outputs, table);
+  if (outputs >= 4) return four(d, outputs, table);
+  one(d, outputs, table);
 }
+
+template <int S, int Stride>
+constexpr DepthwiseRowFunction depthwise_row =
+    depthwise_by_blocks<depthwise_blocks<kDepthwiseColumns, S, Stride>,
+                        depthwise_blocks<7, S, Stride>, depthwise_blocks<4, S, Stride>,
+                        depthwise_blocks<1, S, Stride>>;
 
 }  // namespace
 
 DepthwiseRowFunction depthwise_row_of(const Conv2dShape& p) {
-  if (p.dilation_w == 1 && p.stride_w == 1 && p.s == 3) return depthwise_row<3, 1>;
-  if (p.dilation_w == 1 && p.stride_w == 1 && p.s == 5) return depthwise_row<5, 1>;
-  if (p.dilation_w == 1 && p.stride_w == 2 && p.s == 3) return depthwise_row<3, 2>;
-  if (p.dilation_w == 1 && p.stride_w == 2 && p.s == 5) return depthwise_row<5, 2>;
-  return depthwise_any_row;
+  if (has_table(p)) {
+    const bool by_ones = p.stride_w == 1;
+    if (p.s == 3) return by_ones ? depthwise_row<3, 1> : depthwise_row<3, 2>;
+    if (p.s == 5) return by_ones ? depthwise_row<5, 1> : depthwise_row<5, 2>;
+    return by_ones ? depthwise_row<7, 1> : depthwise_row<7, 2>;
+  }
+  return depthwise_by_blocks<depthwise_any_blocks<kDepthwiseColumns>, depthwise_any_blocks<7>,
+                             depthwise_any_blocks<4>, depthwise_any_blocks<1>>;
 }
 
 }  // namespace cnn_engine::cpu::CNN_ENGINE_ISA

@@ -1,4 +1,5 @@
-// conv2d_nhwc with one channel and one filter a group: channels on SIMD lanes.
+// conv2d_nhwc with one channel a group: filters on SIMD lanes. Where a group has several filters,
+// some rows of the image are first written out with each channel as often as it has filters.
 //
 // Several outputs of a row are summed together in registers: an input is loaded once for all of
 // them that read it, and so are the weights of a row of taps. Rows of taps outside the image are
@@ -45,7 +46,7 @@ constexpr int kDepthwiseColumns = kRegisters == 32 ? 14 : 7;
 constexpr int kChannelsAPlace = 7;
 
 // Whether a thread takes some channels of all rows, rather than some rows.
-inline bool by_channels(const Conv2dShape& p) { return p.c > kChannelsAPlace * p.h * p.w; }
+inline bool by_channels(const Conv2dShape& p) { return p.k > kChannelsAPlace * p.h * p.w; }
 
 // Bands of an image's output rows, and shares of its channels, which are the same for any number of
 // threads: what three rows of a share take stays in the first-level cache while a band is computed.
@@ -56,15 +57,20 @@ struct DepthwiseSplit {
 
   DepthwiseSplit(const Conv2dShape& p, int threads) {
     const int out_h = p.out_h(), wanted = (32 + out_h - 1) / out_h;
-    const int most = p.c < 64 ? 1 : p.c / 64;
-    shares = wanted < most ? wanted : most;
+    const int most = p.k < 64 ? 1 : p.k / 64;
+    shares = wanted < most && p.k == p.c ? wanted : most;
     const int parts = threads == 1 ? 1 : (4 * threads + p.n - 1) / p.n;
     bands = by_channels(p) ? 1 : parts < out_h ? parts : out_h;
     if (by_channels(p) && parts > shares) shares = parts < most ? parts : most;
   }
+  // The first filter of a share, or of the one past the last.
+  int first(const Conv2dShape& p, int share) const {
+    return share == shares ? p.k
+                           : static_cast<int>(std::int64_t{p.k} * share / shares / kWide * kWide);
+  }
 };
 
-inline std::int64_t depthwise_packed(const Conv2dShape& p) { return std::int64_t{p.r} * p.s * p.c; }
+inline std::int64_t depthwise_packed(const Conv2dShape& p) { return std::int64_t{p.r} * p.s * p.k; }
 
 inline void depthwise_pack(const float* weight,  // [K, 1, R, S]
                            float* packed,        // [R, S, K]
@@ -75,28 +81,62 @@ inline void depthwise_pack(const float* weight,  // [K, 1, R, S]
   }
 }
 
-// Of each thread: zeros, and the places of a block's columns, in whole cache lines.
-inline std::int64_t depthwise_scratch(const Conv2dShape& p) {
-  const std::int64_t zeros = (p.c + 15) / 16 * 16;
-  if (p.stride_w > 2 || p.s > 5) return zeros;
+// Whether there is a kernel of so many columns, which reads the places of a block from a table.
+inline bool has_table(const Conv2dShape& p) {
+  return p.dilation_w == 1 && p.stride_w <= 2 && (p.s == 3 || p.s == 5 || p.s == 7);
+}
+
+constexpr std::int64_t in_lines(std::int64_t floats) { return (floats + 15) / 16 * 16; }
+
+// Floats of the image's rows that are written out at once, at most, where there is room for one row
+// of outputs; they stay in the second-level cache.
+constexpr std::int64_t kSpreadFloats = 48 << 10;
+
+// Rows of the image with each channel as often as it has filters, of one share.
+struct Spread {
+  int rows;               // of outputs that read them
+  std::int64_t channels;  // at most, of a share
+  std::int64_t floats = 0;
+
+  explicit Spread(const Conv2dShape& p) : rows(p.out_h()), channels(0) {
+    if (p.k == p.c) return;
+    const DepthwiseSplit split(p, 1);
+    channels = in_lines(p.k / split.shares + 2 * kWide + 2 * p.group_filters());
+    const std::int64_t row = channels * p.w, window = std::int64_t{p.dilation_h} * (p.r - 1) + 1;
+    const std::int64_t possible = (kSpreadFloats / row - window) / p.stride_h + 1;
+    rows = static_cast<int>(possible < 1 ? 1 : possible < rows ? possible : rows);
+    const std::int64_t read = (rows - 1) * std::int64_t{p.stride_h} + window;
+    floats = (read < p.h ? read : p.h) * row;
+  }
+};
+
+// Where the rows that Spread says are written, behind zeros and the places of a block's columns.
+inline std::int64_t depthwise_spread(const Conv2dShape& p) {
+  const std::int64_t zeros = in_lines(p.k);
+  if (!has_table(p)) return zeros;
   const int places = p.r * ((kDepthwiseColumns - 1) * p.stride_w + p.s);
-  return zeros + (std::int64_t{2} * places + 15) / 16 * 16;
+  return zeros + in_lines(std::int64_t{2} * places);
+}
+
+// Floats of each thread, in whole cache lines.
+inline std::int64_t depthwise_scratch(const Conv2dShape& p) {
+  return depthwise_spread(p) + Spread(p).floats;
 }
 
 // Where the places of a block's columns are written.
 inline const float** depthwise_table(float* scratch, const Conv2dShape& p) {
-  return reinterpret_cast<const float**>(scratch + (p.c + 15) / 16 * 16);
+  return reinterpret_cast<const float**>(scratch + in_lines(p.k));
 }
 
 // What all rows of a call have in common; zeros are written to the scratch memory.
 inline DepthwiseRow depthwise_rows(float* scratch, const Conv2dShape& p,
                                    const Conv2dPitches& pitches, const Activation& activation) {
-  fill_zero(scratch, (p.c + 15) / 16 * 16);
+  fill_zero(scratch, in_lines(p.k));
   DepthwiseRow d{};
   d.zeros = scratch;
   d.row = std::int64_t{p.w} * pitches.x * p.dilation_h;
   d.place = pitches.x;
-  d.weight = p.c;
+  d.weight = p.k;
   d.output_place = pitches.y;
   d.residual_place = pitches.residual;
   d.columns = p.s;
@@ -116,7 +156,7 @@ CNN_ENGINE_INLINE void depthwise_at(DepthwiseRow& d, const Conv2dShape& p, int i
   const int y_end = end_inside(top, p.r, p.dilation_h, p.h);
   d.rows = y_end > y ? (y_end - y + p.dilation_h - 1) / p.dilation_h : 0;
   d.input = rows + (y - first) * p.w * d.place;
-  d.weights = packed + std::int64_t{(y - top) / p.dilation_h} * p.s * p.c;
+  d.weights = packed + std::int64_t{(y - top) / p.dilation_h} * p.s * p.k;
 }
 
 // sums[c] = the sum of a row's places [columns, pitch], in float32 of a few at a time.
@@ -140,42 +180,70 @@ inline void sum_row(const float* row, std::int64_t pitch, int columns, int chann
   });
 }
 
+// Writes each of the channels [first, end) of places as often as it has filters.
+inline void spread_channels(const float* from, std::int64_t pitch, std::int64_t places, int first,
+                            int end, int filters, float* to) {
+  for (std::int64_t i = 0; i < places; ++i, from += pitch) {
+    if (filters == 2) {
+      for (int c = first; c < end; ++c, to += 2) to[0] = to[1] = from[c];
+      continue;
+    }
+    for (int c = first; c < end; ++c) {
+      for (int j = 0; j < filters; ++j) *to++ = from[c];
+    }
+  }
+}
+
 // `sums`: where those of y's rows go, [N, OH, K], or null.
 inline void depthwise(const float* input, const float* packed, const float* bias,
                       const float* residual, float* output, const Scratch& scratch,
                       const Conv2dShape& p, const Conv2dPitches& pitches,
                       const Activation& activation, int threads, double* sums = nullptr) {
-  const int out_h = p.out_h(), out_w = p.out_w();
+  const int out_h = p.out_h(), out_w = p.out_w(), filters = p.group_filters();
   const DepthwiseSplit split(p, threads);
   const int shares = split.shares;
   const auto run_row = depthwise_row_of(p);
+  const Spread spread(p);
   const std::int64_t tasks = std::int64_t{p.n} * split.bands * shares;
-  const std::int64_t outputs = std::int64_t{p.n} * p.c * out_h * out_w;
+  const std::int64_t outputs = std::int64_t{p.n} * p.k * out_h * out_w;
   const std::int64_t cost = outputs / tasks * (p.r * p.s + 4) / kNarrow;
   parallel_for(tasks, cost, threads, [&](std::int64_t begin, std::int64_t end) {
     const Scratch::Part part(scratch);
     const float** table = depthwise_table(part.data(), p);
+    float* const written = part.data() + depthwise_spread(p);
     DepthwiseRow d = depthwise_rows(part.data(), p, pitches, activation);
     for (std::int64_t index = begin; index < end; ++index) {
       const std::int64_t image = index / (std::int64_t{split.bands} * shares);
       const int band = static_cast<int>(index / shares % split.bands);
       const int share = static_cast<int>(index % shares);
-      const int c = static_cast<int>(std::int64_t{p.c} * share / shares / kWide * kWide);
-      const int c_end =
-          share + 1 == shares
-              ? p.c
-              : static_cast<int>(std::int64_t{p.c} * (share + 1) / shares / kWide * kWide);
-      d.channels = c_end - c;
-      d.bias = bias ? bias + c : nullptr;
+      const int k = split.first(p, share);
+      d.channels = split.first(p, share + 1) - k;
+      d.bias = bias ? bias + k : nullptr;
+      const int first = static_cast<int>(std::int64_t{out_h} * band / split.bands);
       const int last = static_cast<int>(std::int64_t{out_h} * (band + 1) / split.bands);
-      for (int i = static_cast<int>(std::int64_t{out_h} * band / split.bands); i < last; ++i) {
-        depthwise_at(d, p, i, input + image * p.h * p.w * pitches.x + c, 0, packed + c);
+      const float* rows = input + image * p.h * p.w * pitches.x + k;
+      int top = 0;
+      for (int i = first; i < last; ++i) {
+        if (filters > 1 && (i - first) % spread.rows == 0) {
+          const int some = i + spread.rows < last ? spread.rows : last - i;
+          const int start = i * p.stride_h - p.pad_top;
+          const int under = start + (some - 1) * p.stride_h + p.dilation_h * (p.r - 1) + 1;
+          const int c = k / filters, c_end = (k + d.channels + filters - 1) / filters;
+          top = start < 0 ? 0 : start;
+          const std::int64_t count = (under < p.h ? under : p.h) - top;
+          spread_channels(input + (image * p.h + top) * p.w * pitches.x, pitches.x, count * p.w, c,
+                          c_end, filters, written);
+          d.place = std::int64_t{c_end - c} * filters;
+          d.row = p.w * d.place * p.dilation_h;
+          rows = written + (k - c * filters);
+        }
+        depthwise_at(d, p, i, rows, top, packed + k);
         const std::int64_t row = image * out_h + i, at = row * out_w;
-        d.residual = residual ? residual + at * pitches.residual + c : nullptr;
-        d.output = output + at * pitches.y + c;
+        d.residual = residual ? residual + at * pitches.residual + k : nullptr;
+        d.output = output + at * pitches.y + k;
         run_row(d, out_w, table);
         activation.apply(d.output, pitches.y, out_w, d.channels);
-        if (sums) sum_row(d.output, pitches.y, out_w, d.channels, sums + row * p.k + c);
+        if (sums) sum_row(d.output, pitches.y, out_w, d.channels, sums + row * p.k + k);
       }
     }
   });

@@ -91,6 +91,13 @@ struct Float32 {
   }
 };
 
+// The taps of some outputs, where they are not all: offsets in x, and which of all taps they are.
+struct TapsInside {
+  const std::int64_t* taps;
+  const std::int64_t* places;
+  int count;
+};
+
 // Tiles of B vectors of W filters, one below the other.
 template <typename Lane>
 struct TileOf {
@@ -109,6 +116,7 @@ struct TileOf {
   const typename Lane::Residual* residual;  // or null
   int valid;                                // filters that there are
   Ahead* ahead;                             // what is brought to the second-level cache meanwhile
+  const std::int64_t* places = nullptr;     // of the taps' weights; null: one after the other
 };
 
 using NhwcTile = TileOf<Float32>;
@@ -260,15 +268,34 @@ struct ProductOf {
 };
 using Product = ProductOf<Float32>;
 
+#if defined(__AVX2__)
+CNN_ENGINE_INLINE __m256i first_lanes(int count) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+#endif
+
+// The first `count` lanes of a vector, of at least one: the others are not read or written, and 0.
 template <int W>
 CNN_ENGINE_INLINE void store_some(float* to, Vec<W> value, int count) {
   if (count >= W) return store<W>(to, value);
+#if defined(__AVX512F__)
+  if constexpr (W == 16) return _mm512_mask_storeu_ps(to, (1u << count) - 1, value);
+#endif
+#if defined(__AVX2__)
+  if constexpr (W == 8) return _mm256_maskstore_ps(to, first_lanes(count), value);
+#endif
   for (int i = 0; i < count; ++i) to[i] = value[i];
 }
 
 template <int W>
 CNN_ENGINE_INLINE Vec<W> load_some(const float* from, int count) {
   if (count >= W) return load<W>(from);
+#if defined(__AVX512F__)
+  if constexpr (W == 16) return _mm512_maskz_loadu_ps((1u << count) - 1, from);
+#endif
+#if defined(__AVX2__)
+  if constexpr (W == 8) return _mm256_maskload_ps(from, first_lanes(count));
+#endif
   Vec<W> value{};
   for (int i = 0; i < count; ++i) value[i] = from[i];
   return value;
@@ -332,8 +359,8 @@ CNN_ENGINE_INLINE void multiply_rows(TileOf<Lane>& tile, const TileFunction<Lane
 }
 
 // Filters [begin, end), whose first is a group's first, for all runs of rows. runs(body) calls
-// body(x, y, residual or null, rows) for each, all pointing at channel and filter 0. `then`: what
-// is asked for after weights, or null.
+// body(x, y, residual or null, rows) for each, all pointing at channel and filter 0; behind them
+// may be the taps of these rows. `then`: what is asked for after weights, or null.
 template <typename Lane, typename Runs>
 void multiply_runs(const ProductOf<Lane>& p, int begin, int end,
                    const typename Lane::Last& epilogue, Ahead* then, const Runs& runs) {
@@ -357,8 +384,6 @@ void multiply_runs(const ProductOf<Lane>& p, int begin, int end,
           const typename Lane::Last last = epilogue.at(k);
           TileOf<Lane> tile;
           tile.x_stride = p.stride;
-          tile.taps = p.taps;
-          tile.tap_count = p.tap_count;
           tile.channels = channels;
           tile.w = p.weights + k / kFilterGroup * p.group_size() + k % kFilterGroup +
                    std::int64_t{from} * p.tap_count * kFilterGroup;
@@ -370,7 +395,10 @@ void multiply_runs(const ProductOf<Lane>& p, int begin, int end,
           tile.valid = valid;
           Ahead ahead = ahead_of(k + valid);
           runs([&](const Unit* x, typename Lane::Output* y, const typename Lane::Residual* residual,
-                   int rows) {
+                   int rows, const TapsInside* inside = nullptr) {
+            tile.taps = inside ? inside->taps : p.taps;
+            tile.places = inside ? inside->places : nullptr;
+            tile.tap_count = inside ? inside->count : p.tap_count;
             multiply_rows<Lane>(tile, functions, most, x + from, y + std::int64_t{k} * p.y_step,
                                 rows, ahead, residual ? residual + k : nullptr);
           });

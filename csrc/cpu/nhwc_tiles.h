@@ -6,79 +6,71 @@
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
 
-// What follows the sums of a tile of whole vectors, whose first output is `output`. Of what is
-// asked for each vector, what most convolutions need is asked once: it takes as long as the rest.
-template <int W, int B, int T, typename Lane>
-CNN_ENGINE_INLINE void finish_tile(const TileOf<Lane>& p, const Vec<W> (&sum)[T][B], float* output,
+// What follows the sums of a tile, whose first output is `output`; `whole`: all filters of its
+// vectors are there. Of what is asked for each vector, what most convolutions need is asked once:
+// it takes as long as the rest.
+template <int W, int B, int T, bool whole, typename Lane>
+CNN_ENGINE_INLINE void finish_sums(const TileOf<Lane>& p, const Vec<W> (&sum)[T][B], float* output,
                                    const float* residual) {
   const float* added = residual ? residual : output;
   const auto each = [&](const auto& finish) {
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b) {
+      const int count = p.valid - b * W;
+      if (!whole && count <= 0) break;
+      const auto get = [count](const float* from) {
+        return whole ? load<W>(from) : load_some<W>(from, count);
+      };
       Vec<W> bias{};
-      if (p.last && p.last->bias) bias = load<W>(p.last->bias + b * W);
+      if (p.last && p.last->bias) bias = get(p.last->bias + b * W);
 #pragma GCC unroll 16
       for (int t = 0; t < T; ++t) {
         float* y = output + t * p.y_stride + b * W;
-        store<W>(y, finish(sum[t][b], y, bias, added + t * p.residual_stride + b * W));
+        const float* add = added + t * p.residual_stride + b * W;
+        const Vec<W> made =
+            finish(sum[t][b], bias, [&] { return get(y); }, [&] { return get(add); });
+        whole ? store<W>(y, made) : store_some<W>(y, made, count);
       }
     }
   };
   using Sum = const Vec<W>&;
   if (!p.last) {
-    if (p.first) return each([](Sum value, const float*, Sum, const float*) { return value; });
-    return each([](Sum value, const float* y, Sum, const float*) { return value + load<W>(y); });
+    if (p.first) return each([](Sum value, Sum, const auto&, const auto&) { return value; });
+    return each([](Sum value, Sum, const auto& y, const auto&) { return value + y(); });
   }
   const Epilogue last = *p.last;
   if (!last.hard_swish && last.highest == std::numeric_limits<float>::infinity()) {
     const Vec<W> lowest = splat<W>(last.lowest);
     const auto plain = [&](const auto& total) {
       if (!residual) {
-        return each([&](Sum value, const float* y, Sum bias, const float*) {
+        return each([&](Sum value, Sum bias, const auto& y, const auto&) {
           return raised(lowest, total(value, y) + bias);
         });
       }
-      each([&](Sum value, const float* y, Sum bias, const float* add) {
-        return raised(lowest, total(value, y) + bias + load<W>(add));
+      each([&](Sum value, Sum bias, const auto& y, const auto& add) {
+        return raised(lowest, total(value, y) + bias + add());
       });
     };
-    if (p.first) return plain([](Sum value, const float*) { return value; });
-    return plain([](Sum value, const float* y) { return value + load<W>(y); });
+    if (p.first) return plain([](Sum value, const auto&) { return value; });
+    return plain([](Sum value, const auto& y) { return value + y(); });
   }
-  each([&](Vec<W> value, const float* y, Sum bias, const float* add) {
-    if (!p.first) value += load<W>(y);
+  each([&](Vec<W> value, Sum bias, const auto& y, const auto& add) {
+    if (!p.first) value += y();
     value += bias;
-    if (residual) value += load<W>(add);
+    if (residual) value += add();
     return finished(last, value);
   });
 }
-
-// What follows the sums [rows, width] of a tile of which the first filters alone are there.
-template <typename Lane>
-void finish_some(const TileOf<Lane>& p, const float* sums, int rows, int width, float* output,
-                 const float* residual) {
-  for (int t = 0; t < rows; ++t) {
-    float* y = output + t * p.y_stride;
-    for (int k = 0; k < p.valid; ++k) {
-      float value = sums[t * width + k];
-      if (!p.first) value += y[k];
-      if (const Epilogue* last = p.last) {
-        if (last->bias) value += last->bias[k];
-        if (residual) value += residual[t * p.residual_stride + k];
-        value = finished_one(*last, value);
-      }
-      y[k] = value;
-    }
-  }
+template <int W, int B, int T, typename Lane>
+CNN_ENGINE_INLINE void finish_tile(const TileOf<Lane>& p, const Vec<W> (&sum)[T][B], float* output,
+                                   const float* residual) {
+  finish_sums<W, B, T, true>(p, sum, output, residual);
 }
+// Of a tile of which the first filters alone are there.
 template <int W, int B, int T, typename Lane>
 CNN_ENGINE_INLINE void finish_edge(const TileOf<Lane>& p, const Vec<W> (&sum)[T][B], float* output,
                                    const float* residual) {
-  float sums[T * B * W];
-  for (int t = 0; t < T; ++t) {
-    for (int b = 0; b < B; ++b) store<W>(sums + (t * B + b) * W, sum[t][b]);
-  }
-  finish_some(p, sums, T, B * W, output, residual);
+  finish_sums<W, B, T, false>(p, sum, output, residual);
 }
 
 template <typename Lane, int W, int B, int T>
@@ -96,6 +88,7 @@ void nhwc_tile(const TileOf<Lane>& p) {
     if (!ahead) ahead = reinterpret_cast<const float*>(w);
     for (int a = 0; a < p.tap_count; ++a) {
       const Unit* x = input + p.taps[a];
+      if (p.places) w = p.w + p.places[a] * p.channels * kFilterGroup;
       for (int c = 0; c < p.channels; ++c, ++x, w += kFilterGroup) {
         __builtin_prefetch(ahead, 0, 2);
         ahead += ahead_step;

@@ -50,7 +50,7 @@ def method(node: Node, graph: Graph) -> Any:
     filters, channels, *kernel = graph.values[node.inputs[1]].shape
     if op.planar:
         return methods.planar
-    if op.groups > 1 and channels == 1 and filters == op.groups and not has_prologue(node):
+    if op.groups > 1 and channels == 1 and not has_prologue(node):
         return methods.depthwise
     rows, columns = graph.values[node.outputs[0]].shape[1:3]
     plain = op.groups == 1 and op.stride == (1, 1) and op.dilation == (1, 1)
