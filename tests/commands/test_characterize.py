@@ -24,9 +24,17 @@ from cnn_engine.characterize.measure import Passes
 from cnn_engine.characterize.points import IterationRow, KernelRow, Point
 from cnn_engine.characterize.subjects import EngineSubject
 from cnn_engine.errors import InputError
+from cnn_engine.measure import step_times
 from cnn_engine.measure.result import Check
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def few_passes_of_each_step(monkeypatch):
+    """What is looked at are reports, not times."""
+    for name, least in (("CAP_S", 0.01), ("FEWEST_TURNS", 1), ("IN_A_TURN", 1)):
+        monkeypatch.setattr(step_times, name, least)
 
 
 def test_two_variants_on_the_cpu(tmp_path, capsys, monkeypatch):
@@ -111,7 +119,8 @@ def test_accuracy_is_that_of_the_images_with_their_labels(tmp_path):
     np.savez(tmp_path / "data.npz", images=images, labels=labels)
     code = characterize.main(
         ["--device", "cpu", "--data", str(tmp_path / "data.npz"), "--batch", "1,10", "--variant", "if",
-         "--duration", "0.001", "--settle", "0.001", "--output", str(tmp_path / "out"), "--quiet"]
+         "--duration", "0.001", "--settle", "0.001", "--quiet", "--no-plot",
+         "--output", str(tmp_path / "out")]
     )  # fmt: skip
     assert code == 0
     one, ten = rows(tmp_path / "out" / "summary.csv")
@@ -203,7 +212,7 @@ def test_a_point_that_fails_leaves_the_others(tmp_path, capsys, monkeypatch):
             yield found
 
     monkeypatch.setattr(EngineSubject, "load", fails_at_two)
-    assert run(tmp_path, "--batch", "1,2,3") == 1
+    assert run(tmp_path, "--batch", "1,2,3", "--no-plot") == 1
     out, err = capsys.readouterr()
     assert "1 of 3 points failed" in err.splitlines()[-1]
     assert "no room for two" in out
@@ -219,7 +228,7 @@ def test_an_inside_that_fails_leaves_the_times(tmp_path, monkeypatch):
         raise RuntimeError("no inside")
 
     monkeypatch.setattr(measure, "profile_point", broken)
-    assert run(tmp_path, "--batch", "1", "--quiet") == 0
+    assert run(tmp_path, "--batch", "1", "--quiet", "--no-plot") == 0
     [row] = rows(tmp_path / "summary.csv")
     assert row["status"] == "ok"
     assert "no inside" in row["note"]
@@ -234,13 +243,14 @@ def test_a_variant_that_is_wrong_is_not_timed(tmp_path, capsys, monkeypatch):
         return Check("x", 1, 0.5, 0.0, 1e-5) if self.choice.variant == "if" else found
 
     monkeypatch.setattr(Engine, "check", wrong)
-    assert run(tmp_path, "--batch", "1", "--variant", "if,pad") == 1
+    assert run(tmp_path, "--batch", "1", "--variant", "if,pad", "--no-plot") == 1
     assert "float64 reference" in capsys.readouterr().err
     wrong_row, right = rows(tmp_path / "summary.csv")
     assert (wrong_row["status"], wrong_row["passes"]) == ("failed", "")
     assert wrong_row["check_max_abs_diff"] == "0.5"
     assert right["status"] == "ok"
-    assert run(tmp_path, "--batch", "1", "--variant", "if,pad", "--no-check", "--quiet") == 0
+    words = ["--batch", "1", "--variant", "if,pad", "--no-check", "--quiet", "--no-plot"]
+    assert run(tmp_path, *words) == 0
 
 
 @pytest.mark.parametrize(

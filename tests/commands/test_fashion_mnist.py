@@ -31,6 +31,7 @@ from cnn_engine.measure.result import Accuracy, LayerTime
 
 IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 TRAIN = "train-images-idx3-ubyte.gz"
+RESIZED = "t10k-48-images-idx3-ubyte.gz"
 RNG = np.random.default_rng(3)
 PIXELS = RNG.integers(0, 256, (5, 28, 28), dtype=np.uint8)
 
@@ -62,7 +63,7 @@ def no_data_of_the_user(monkeypatch, tmp_path_factory):
 def test_the_resize_gives_the_course_s_bytes(test_data):
     folder = test_data("fashion-mnist")
     resized = dataset.load(folder)
-    given = dataset.load(folder / "t10k-48-images-idx3-ubyte.gz")
+    given = dataset.load(folder / RESIZED)
     assert resized.images.shape == given.images.shape == (1000, 1, 48, 48)
     np.testing.assert_array_equal(resized.images, given.images)
     np.testing.assert_array_equal(resized.labels, given.labels)
@@ -88,9 +89,11 @@ def test_the_resize_is_that_of_scikit_image():
     np.testing.assert_array_equal(dataset.resize(images), np.array(wanted).astype(np.uint8))
 
 
-@pytest.mark.parametrize("name", ["", "t10k-48-images-idx3-ubyte.gz"])
-@pytest.mark.parametrize("variant", select.VARIANTS)
-@pytest.mark.parametrize("reduction", [False, True])
+@pytest.mark.parametrize(
+    ("name", "variant", "reduction"),
+    [("", "pad", False)]
+    + [(RESIZED, variant, reduction) for variant in select.VARIANTS for reduction in (False, True)],
+)
 def test_correct_images(test_data, device, variant, reduction, name):
     row = select.VARIANTS[variant]
     if device.kind not in row.devices or (reduction and not row.reduction):
@@ -546,10 +549,13 @@ def end_in_the_middle_of(name, number, stalling, *options):
     return process.returncode, errors
 
 
-@pytest.mark.parametrize("name", [f"{IMAGES}.gz", TRAIN])
 @pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
+    ("name", "number", "code"),
+    [
+        (f"{IMAGES}.gz", signal.SIGINT, 130),
+        (TRAIN, signal.SIGTERM, 143),
+        (f"{IMAGES}.gz", signal.SIGKILL, -signal.SIGKILL),
+    ],
 )
 def test_commands_work_after_a_download_that_was_ended(stalling, capsys, name, number, code):
     found, errors = end_in_the_middle_of(name, number, stalling)

@@ -271,13 +271,15 @@ def test_ctrl_c_during_imports_is_one_line():
 
 
 @pytest.mark.parametrize(
-    ("command", "options"),
-    [(".run", " ".join(SMALL)), (".doctor", ""), (".transfer", "--help"), ("", "--help")],
-)
+    ("command", "options", "buffered"),
+    [
+        (".run", " ".join(SMALL), True), (".run", " ".join(SMALL), False), (".doctor", "", True),
+        (".transfer", "--help", False), ("", "--help", True),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize(
     ("output", "reason"), [(">/dev/full", "No space left"), (">&-", "Bad file descriptor")]
 )
-@pytest.mark.parametrize("buffered", [True, False])
 def test_output_that_cannot_be_written_is_one_line(command, options, output, reason, buffered):
     found = subprocess.run(
         ["sh", "-c", f"{sys.executable} -m cnn_engine{command} {options} {output}"],

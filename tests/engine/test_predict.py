@@ -259,7 +259,7 @@ def call_in_threads(call, threads: int = 8) -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("device", "data_mode", "variant", "reduction"), CELLS)
 @pytest.mark.parametrize(
-    ("network", "calls"), [(SMALL, 1000), (NETWORK, 4)], ids=["small", "cifar10"]
+    ("network", "calls"), [(SMALL, 200), (NETWORK, 2)], ids=["small", "cifar10"]
 )
 def test_threads_share_an_engine(
     rng, network, calls, device, data_mode, variant, reduction, threads

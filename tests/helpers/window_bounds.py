@@ -37,6 +37,13 @@ USUAL = [
 
 
 @dataclass(frozen=True, eq=False)
+class Photographs:
+    """Real images, uint8 [N, 3, H, W]."""
+
+    pixels: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
 class Case:
     """A convolution: x [N, C, H, W], weight [K, C / groups, R, S], bias [K], and Conv2d's parameters."""
 
@@ -245,18 +252,19 @@ def smooth_weights(rng: np.random.Generator, shape: tuple[int, int, int, int]) -
     return (w / math.sqrt(c * r * s)).astype(np.float32)
 
 
+@lru_cache(128)
 def smooth_case(
     seed: int,
     kernel: tuple[int, int],
     stride: tuple[int, int] = (1, 1),
     channels: tuple[int, int] = (3, 3),
-    photographs: np.ndarray | None = None,
+    photographs: Photographs | None = None,
 ) -> Case:
-    """Returns a convolution of smooth or photograph-like images by smooth filters.
+    """Returns a convolution of smooth or photograph-like images by smooth filters, kept for the next caller.
 
     Args:
         channels: the fewest and the most of them.
-        photographs: uint8 [N, 3, H, W], of which some are taken in the place of generated ones.
+        photographs: of which some are taken in the place of generated ones.
     """
     rng = np.random.default_rng(seed)
     kind = "a photograph"
@@ -265,7 +273,8 @@ def smooth_case(
         c = int(rng.integers(channels[0], channels[1] + 1))
         x = smooth_images(rng, kind, (4, c, *(int(side) for side in rng.integers(24, 41, 2))))
     else:
-        x = photographs[rng.permutation(len(photographs))[:16]] / 255 - rng.choice([0.0, 0.45, 0.5])
+        pixels = photographs.pixels
+        x = pixels[rng.permutation(len(pixels))[:16]] / 255 - rng.choice([0.0, 0.45, 0.5])
     weight = smooth_weights(rng, (16, x.shape[1], *kernel))
     padding = (kernel[0] // 2, kernel[1] // 2) * 2
     name = f"smooth seed {seed}, {kind}, x {x.shape}, weight {weight.shape}, stride {stride}"

@@ -131,6 +131,16 @@ def test_weights_are_copied(rng):
     np.testing.assert_array_equal(run(fused, images), wanted)
 
 
+_outputs: list[np.ndarray] = []
+
+
+def real_outputs(parameters, images):
+    """Returns the reference's outputs for the real images, computed once."""
+    if not _outputs:
+        _outputs.append(reference.forward(CIFAR10, parameters, images))
+    return _outputs[0]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_real_images(instruction_set, test_data, dtype):
     """The thesis' weights on real images: its count of correct answers, and the project's tolerance."""
@@ -141,8 +151,8 @@ def test_real_images(instruction_set, test_data, dtype):
     if dtype == "bfloat16":
         needs_bfloat16()
     fused = build(CIFAR10, parameters, dtype)
-    wanted = reference.forward(CIFAR10, parameters, images)
-    for threads in (1, 2, 3):
+    wanted = real_outputs(parameters, images)
+    for threads in (1, 3):
         found = run(fused, images, threads)
         bound = LIMITS["cpu"][dtype]
         tolerances.assert_close(found, wanted, bound, isa=instruction_set, dtype=dtype)
@@ -199,7 +209,7 @@ def networks(draw) -> Network:
     return Network("random", image, tuple(layers), 1 / 128, -1.0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(networks(), st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 9), st.booleans())
 def test_random_networks(network, seed, threads, batch, is_uint8):
     rng = np.random.default_rng(seed)

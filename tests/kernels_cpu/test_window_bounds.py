@@ -203,13 +203,18 @@ def test_smooth_images(instruction_set, name):
     check_smooth(name)
 
 
-@pytest.mark.parametrize("name", [name for name in SMOOTH if "features" not in name])
-def test_photographs(instruction_set, test_data, name):
+@pytest.fixture(scope="module")
+def photographs(test_data):
     records = np.fromfile(test_data("cifar-10-batches-bin/data_batch_1.bin"), np.uint8)
     images = records.reshape(-1, 3073)[:400, 1:].reshape(-1, 3, 32, 32)
     letterboxed = images[:100].copy()
     letterboxed[:, :, :6] = letterboxed[:, :, 26:] = 0
-    check_smooth(name, np.concatenate([images, letterboxed]))
+    return window_bounds.Photographs(np.concatenate([images, letterboxed]))
+
+
+@pytest.mark.parametrize("name", [name for name in SMOOTH if "features" not in name])
+def test_photographs(instruction_set, photographs, name):
+    check_smooth(name, photographs)
 
 
 @pytest.mark.parametrize("kernel", [3, 5])

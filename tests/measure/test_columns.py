@@ -104,7 +104,7 @@ class Played:
 
 
 @given(st.integers(0, 10**9))
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_a_pass_over_the_planned_memory_is_exact(seed):
     """Whatever a node reads is what was made: no two values that are alive share a byte."""
     graph, pitched, in_place = case(seed)

@@ -38,8 +38,9 @@ def test_independent_noise_is_hardly_ever_a_difference(rng):
 
 
 def test_with_many_samples_the_same_is_the_same(rng):
-    verdicts = trials(lambda: 1e-3 * (1 + 0.02 * rng.standard_normal(1000)), threshold=0.01)
-    assert verdicts.count(SAME) >= 190
+    draw = lambda: made(1e-3 * (1 + 0.02 * rng.standard_normal(1000)))  # noqa: E731
+    verdicts = [whole(draw(), draw(), threshold=0.01) for _ in range(60)]
+    assert verdicts.count(SAME) >= 57
 
 
 @pytest.mark.parametrize("count", [20, 100, 1000])
@@ -48,10 +49,10 @@ def test_a_shift_of_ten_percent_is_slower_and_back_faster(count, rng):
     found = [
         (whole(a, b), whole(b, a))
         for a, b in (
-            (draw(), made(1.1e-3 * (1 + 0.02 * rng.standard_normal(count)))) for _ in range(50)
+            (draw(), made(1.1e-3 * (1 + 0.02 * rng.standard_normal(count)))) for _ in range(25)
         )
     ]
-    assert found.count((SLOWER, FASTER)) >= 48
+    assert found.count((SLOWER, FASTER)) >= 24
 
 
 @pytest.mark.parametrize("count", [50, 200, 1000])
