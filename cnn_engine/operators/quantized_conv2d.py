@@ -4,6 +4,7 @@
     v = float32(total) * scale[k]                                                                    float32
     v = v + float32(residual - residual_zero) * residual_scale     where there is a residual
     y = clip(round_half_even(v) + y_zero, low, high)
+    y = table[y]                                                   where there is a table, by y's bits
 
 The sum is exact (int32, modulo 2^32), and the float32 product and sum are rounded one by one: no fused
 multiply-add. So every device, batch and number of threads makes equal bits. ``scale[k]`` is
@@ -23,8 +24,11 @@ from ..errors import InputError
 from .channels_last import TO_FIRST, TO_LAST, reordered
 from .conv2d import Conv2d
 from .operator import Value, need
-from .quantized import EIGHT_BITS, Integers, check_parameter, exact
+from .quantized import EIGHT_BITS, Integers, Lookup, check_parameter, exact
 from .windows import Padding, Pair, padded, windows
+
+#: Where a convolution's table stands among its inputs.
+TABLE = 10
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,10 @@ class QuantizedConv2d(Integers):
     7. residual like the output, int8 or uint8
     8. residual_scale, one float32
     9. residual_zero, one number of the residual's type
+    10. table [256], int8 or uint8, as of :class:`.quantized.Lookup`: a function of y
 
-    Numbers that are absent are 0. Output [N, K, OH, OW] of ``dtype``: :class:`.quantized.Integers` has what
-    int32 and float32 are. A residual needs an output of 8 bits.
+    Numbers that are absent are 0. Output [N, K, OH, OW] of ``dtype``, with a table of the table's type:
+    :class:`.quantized.Integers` has what int32 and float32 are. A residual or a table needs 8 bits.
 
     Attributes:
         stride, dilation: rows and columns.
@@ -58,8 +63,8 @@ class QuantizedConv2d(Integers):
     groups: int = 1
 
     def infer(self, inputs):
-        need(inputs, 2, 10)
-        x, weight, scale, bias, x_zero, w_zero, y_zero, *residual = padded_inputs(inputs, 10)
+        need(inputs, 2, 11)
+        x, weight, scale, bias, x_zero, w_zero, y_zero, *residual, table = padded_inputs(inputs, 11)
         for name, value in (("input", x), ("weight", weight)):
             if value.dtype not in EIGHT_BITS:
                 raise InputError(f"{name}: expected int8 or uint8, found {value.dtype}")
@@ -73,10 +78,15 @@ class QuantizedConv2d(Integers):
         check_parameter("w_zero", w_zero, weight.dtype, (), (1,), filters)
         self.check_output(scale, y_zero)
         check_residual(residual, shape, self.dtype)
-        return ((shape, self.dtype),)
+        if table is None:
+            return ((shape, self.dtype),)
+        if self.dtype not in EIGHT_BITS or table.dtype not in EIGHT_BITS or table.shape != (256,):
+            found = f"{table.dtype} {list(table.shape)} after {self.dtype}"
+            raise InputError(f"table: expected [256] of 8 bits after 8 bits, found {found}")
+        return ((shape, table.dtype),)
 
     def reference(self, *arrays):
-        x, weight, scale, bias, x_zero, w_zero, y_zero, *residual = padded_inputs(arrays, 10)
+        x, weight, scale, bias, x_zero, w_zero, y_zero, *residual, table = padded_inputs(arrays, 11)
         if w_zero is not None:
             w_zero = w_zero.reshape(-1, 1, 1, 1)
         weight = exact(weight, w_zero)
@@ -93,7 +103,8 @@ class QuantizedConv2d(Integers):
         if bias is not None:
             total = total + bias.reshape(-1, 1, 1)
         scale = None if scale is None else scale.reshape(-1, 1, 1)
-        return self.finished(total, scale, y_zero, scaled(*residual))
+        y = self.finished(total, scale, y_zero, scaled(*residual))
+        return y if table is None else Lookup().reference(y, table)
 
     def flops(self, inputs, outputs) -> int:
         return 2 * outputs[0].size * self.terms(inputs)
@@ -114,15 +125,15 @@ class QuantizedConv2dNhwc(QuantizedConv2d):
     planar: bool = False
 
     def infer(self, inputs):
-        need(inputs, 2, 10)
-        given = list(padded_inputs(inputs, 10))
+        need(inputs, 2, 11)
+        given = list(padded_inputs(inputs, 11))
         given[0] = given[0] if self.planar else reordered(given[0], TO_FIRST)
         given[7] = reordered(given[7], TO_FIRST)
         ((shape, dtype),) = super().infer(given)
         return ((tuple(shape[axis] for axis in TO_LAST), dtype),)
 
     def reference(self, *arrays):
-        given = list(padded_inputs(arrays, 10))
+        given = list(padded_inputs(arrays, 11))
         for place in (7,) if self.planar else (0, 7):
             if given[place] is not None:
                 given[place] = np.asarray(given[place]).transpose(TO_FIRST)

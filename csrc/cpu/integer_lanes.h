@@ -33,6 +33,26 @@ struct Requantize {
   Requantize at(std::int64_t k) const { return {bias + k, scale + k, types}; }
 };
 
+// The contract's v of W totals; with a residual, of its integers.
+template <int W>
+CNN_ENGINE_INLINE Vec<W> scaled(IntVec<W> total, Vec<W> scale) {
+  return as_floats<W>(total) * scale;
+}
+template <int W>
+CNN_ENGINE_INLINE Vec<W> scaled(IntVec<W> total, Vec<W> scale, IntVec<W> residual,
+                                const QuantizedTypes& types) {
+  const Vec<W> added = as_floats<W>(residual - types.residual_zero) * types.residual_scale;
+  return scaled<W>(total, scale) + added;
+}
+
+// The same with the residual, or null, in memory.
+template <int W>
+CNN_ENGINE_INLINE Vec<W> scaled(IntVec<W> total, Vec<W> scale, const std::uint8_t* residual,
+                                const QuantizedTypes& types) {
+  if (!residual) return scaled<W>(total, scale);
+  return scaled<W>(total, scale, widened<W>(residual, types.residual == ElementType::int8), types);
+}
+
 // The last of the contract's formulas: what is stored of W totals of filters that `q` is at.
 template <int W>
 CNN_ENGINE_INLINE void requantize(const Requantize& q, IntVec<W> total, Vec<W> scale,
@@ -42,11 +62,7 @@ CNN_ENGINE_INLINE void requantize(const Requantize& q, IntVec<W> total, Vec<W> s
     __builtin_memcpy(y, &total, sizeof total);
     return;
   }
-  Vec<W> v = as_floats<W>(total) * scale;
-  if (residual) {
-    const IntVec<W> r = widened<W>(residual, types.residual == ElementType::int8);
-    v = v + as_floats<W>(r - types.residual_zero) * types.residual_scale;
-  }
+  const Vec<W> v = scaled<W>(total, scale, residual, types);
   if (types.y == ElementType::float32) {
     __builtin_memcpy(y, &v, sizeof v);
     return;
@@ -56,38 +72,90 @@ CNN_ENGINE_INLINE void requantize(const Requantize& q, IntVec<W> total, Vec<W> s
 
 inline int step_of(ElementType y) { return bytes_of(y); }
 
-// The same of `rows` rows of B * W totals, of which the first `valid` are stored. The common case
-// is compiled by itself.
+// Row `Row` of B vectors, of four vectors of bytes that are in order.
+template <int B, int Row, int W, int... I>
+CNN_ENGINE_INLINE auto row_of(IntVec<W> bytes, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(bytes, bytes, (Row * B * W / 4 + I)...);
+}
+
+CNN_ENGINE_INLINE void copy_some(const std::uint8_t* from, std::uint8_t* to, int count) {
+  for (; count >= 8; count -= 8, from += 8, to += 8) __builtin_memcpy(to, from, 8);
+  if (count >= 4) {
+    __builtin_memcpy(to, from, 4);
+    count -= 4, from += 4, to += 4;
+  }
+  for (int i = 0; i < count; ++i) to[i] = from[i];
+}
+
+// Rows of B vectors, four vectors at once (of three, the last one twice), in 8 bits; store(row,
+// bytes of the row).
+template <int W, int B, typename Total, typename Store>
+CNN_ENGINE_INLINE void requantize_fours(const Requantize& own, int rows, const Total& total,
+                                        const std::uint8_t* residual, std::int64_t residual_stride,
+                                        const Store& store) {
+  constexpr int kRows = 4 / B;
+  const QuantizedTypes types = own.types;
+  Vec<W> scale[B];
+#pragma GCC unroll 4
+  for (int b = 0; b < B; ++b) scale[b] = load<W>(own.scale + b * W);
+#pragma GCC unroll 12
+  for (int first = 0; first < rows; first += kRows) {
+    // Where rows are left over, those before them come out again, the same.
+    const int t = first + kRows > rows ? rows - kRows : first;
+    Vec<W> v[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const int row = t + i / B % kRows, b = i < B ? i : B == 3 ? 2 : i % B;
+      const std::uint8_t* added = residual ? residual + row * residual_stride + b * W : nullptr;
+      v[i] = scaled<W>(total(row, b), scale[b], added, types);
+    }
+    const IntVec<W> bytes = in_order<W>(to_bytes<W>(v, types.y_zero, types.low, types.high));
+    constexpr std::make_integer_sequence<int, W / kRows> lanes;
+    store(t, row_of<B, 0, W>(bytes, lanes));
+    if constexpr (kRows > 1) store(t + 1, row_of<B, 1, W>(bytes, lanes));
+    if constexpr (kRows > 2) {
+      store(t + 2, row_of<B, 2, W>(bytes, lanes));
+      store(t + 3, row_of<B, 3, W>(bytes, lanes));
+    }
+  }
+}
+
+// The same of `rows` rows of B * W totals, of which the first `valid` are stored. Common cases are
+// compiled by themselves.
 template <int W, int B, typename Total>
 CNN_ENGINE_INLINE void requantize_rows(const Requantize& q, int rows, int valid, const Total& total,
                                        const std::uint8_t* residual, std::int64_t residual_stride,
                                        std::uint8_t* y, std::int64_t y_stride) {
   const int step = step_of(q.types.y);
-  const auto each = [&](const Requantize& own) {
-#pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) {
-      const Vec<W> scale = load<W>(own.scale + b * W);
-#pragma GCC unroll 16
-      for (int t = 0; t < rows; ++t) {
-        const std::uint8_t* added = residual ? residual + t * residual_stride + b * W : nullptr;
-        requantize<W>(own, total(t, b), scale, added, y + t * y_stride + b * W * step);
+  if constexpr (W >= 4) {
+    if (step == 1 && rows >= 4 / B) {
+      const auto whole = [&](int t, const auto& bytes) {
+        __builtin_memcpy(y + t * y_stride, &bytes, B * W);
+      };
+      const auto some = [&](int t, const auto& bytes) {
+        std::uint8_t all[sizeof bytes];
+        __builtin_memcpy(all, &bytes, sizeof bytes);
+        copy_some(all, y + t * y_stride, valid);
+      };
+      if (valid < B * W && !residual) {
+        return requantize_fours<W, B>(q, rows, total, nullptr, 0, some);
+      }
+      if (valid >= B * W && !residual) {
+        return requantize_fours<W, B>(q, rows, total, nullptr, 0, whole);
+      }
+      if (valid >= B * W) {
+        return requantize_fours<W, B>(q, rows, total, residual, residual_stride, whole);
       }
     }
-  };
-  if (valid >= B * W) {
-    if (step == 4 || residual) return each(q);
-    Requantize plain = q;
-    plain.types.y = ElementType::uint8;  // int8 and uint8 are stored alike
-    return each(plain);
   }
   for (int t = 0; t < rows; ++t) {
-    std::uint8_t some[4 * B * W], added[B * W] = {};
-    if (residual) __builtin_memcpy(added, residual + t * residual_stride, valid);
+    std::uint8_t all[4 * B * W], added[B * W] = {};
+    if (residual) copy_some(residual + t * residual_stride, added, valid < B * W ? valid : B * W);
     for (int b = 0; b < B; ++b) {
       requantize<W>(q, total(t, b), load<W>(q.scale + b * W), residual ? added + b * W : nullptr,
-                    some + b * W * step);
+                    all + b * W * step);
     }
-    __builtin_memcpy(y + t * y_stride, some, std::int64_t{valid} * step);
+    copy_some(all, y + t * y_stride, (valid < B * W ? valid : B * W) * step);
   }
 }
 
@@ -120,6 +188,28 @@ CNN_ENGINE_INLINE void multiply_pairs(V& sum, V a, V b) {
 #endif
   sum += (a >> 16) * (b >> 16) + ((a << 16) >> 16) * ((b << 16) >> 16);
 }
+
+#if defined(CNN_ENGINE_QUADS)
+// sum += products of four unsigned and four signed bytes.
+template <typename V>
+CNN_ENGINE_INLINE void multiply_quads(V& sum, V x, V weights) {
+#if defined(__AVX512VNNI__)
+  if constexpr (sizeof(V) == 64) {
+    sum = (V)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)x, (__m512i)weights);
+  } else if constexpr (sizeof(V) == 32) {
+    sum = (V)_mm256_dpbusd_epi32((__m256i)sum, (__m256i)x, (__m256i)weights);
+  } else {
+    sum = (V)_mm_dpbusd_epi32((__m128i)sum, (__m128i)x, (__m128i)weights);
+  }
+#else
+  if constexpr (sizeof(V) == 32) {
+    sum = (V)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)x, (__m256i)weights);
+  } else {
+    sum = (V)_mm_dpbusd_avx_epi32((__m128i)sum, (__m128i)x, (__m128i)weights);
+  }
+#endif
+}
+#endif
 
 struct Integer {
   using Input = std::uint8_t;
@@ -159,14 +249,8 @@ struct Integer {
   template <typename V>
   CNN_ENGINE_INLINE static void multiply_add(V& sum, V weights, std::int32_t value) {
     const V x = value - V{};
-#if defined(__AVX512VNNI__)
-    if constexpr (sizeof(V) == 64) {
-      sum = (V)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)x, (__m512i)weights);
-    } else {
-      sum = (V)_mm256_dpbusd_epi32((__m256i)sum, (__m256i)x, (__m256i)weights);
-    }
-#elif defined(__AVXVNNI__)
-    sum = (V)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)x, (__m256i)weights);
+#if defined(CNN_ENGINE_QUADS)
+    multiply_quads(sum, x, weights);
 #else
     multiply_pairs(sum, x, weights);
 #endif
@@ -255,11 +339,6 @@ constexpr int passes_of(int largest) {
 inline int share_of(int weight, int pass, int passes) {
   return weight * (pass + 1) / passes - weight * pass / passes;
 }
-
-struct Nothing {
-  template <typename... Any>
-  void apply(const Any&...) const {}
-};
 
 // ---- tiles ----
 

@@ -1,6 +1,7 @@
 // Arithmetic of tensors of 8-bit integers on the CPU; see the contract.
 #include "ops/quantized_pointwise.h"
 
+#include "cpu/byte_table.h"
 #include "cpu/channels.h"
 #include "cpu/requantize.h"
 #include "cpu/strided.h"
@@ -12,27 +13,47 @@ namespace {
 
 constexpr std::int64_t kBlock = 4096;
 
-// run(width, i) for vectors that cover [0, size), by threads.
+// run(first, count) for blocks that cover [0, size), by threads.
 template <typename Run>
-void for_elements(std::int64_t size, int threads, const Run& run) {
+void for_blocks(std::int64_t size, int threads, const Run& run) {
   parallel_for((size + kBlock - 1) / kBlock, kBlock, threads,
                [&](std::int64_t begin, std::int64_t end) {
                  for (std::int64_t block = begin; block < end; ++block) {
                    const std::int64_t first = block * kBlock, left = size - first;
-                   for_channels(static_cast<int>(left < kBlock ? left : kBlock),
-                                [&](auto width, int i) { run(width, first + i); });
+                   run(first, left < kBlock ? left : kBlock);
                  }
                });
 }
 
 template <int W>
-CNN_ENGINE_INLINE Vec<W> steps_of(const std::uint8_t* q, const Steps& steps) {
-  return as_floats<W>(widened<W>(q, steps.type == ElementType::int8) - steps.zero);
+CNN_ENGINE_INLINE void store_as(const Steps& steps, Vec<W> v, std::uint8_t* y) {
+  store_rounded<W>(v, steps.zero, steps.low, steps.high, y);
+}
+
+// Stores value(width, i), floats in steps of the output, of i in [0, count) at y: four vectors at
+// once where there are so many. The last ones may begin earlier.
+template <typename Value>
+CNN_ENGINE_INLINE void store_run(const Steps& steps, std::int64_t count, std::uint8_t* y,
+                                 const Value& value) {
+  constexpr int kFour = 4 * kWide;
+  constexpr std::integral_constant<int, kWide> wide;
+  for (std::int64_t first = 0; count >= kFour && first < count; first += kFour) {
+    const std::int64_t i = first + kFour > count ? count - kFour : first;
+    Vec<kWide> v[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) v[j] = value(wide, i + j * kWide);
+    const auto bytes = in_order<kWide>(to_bytes<kWide>(v, steps.zero, steps.low, steps.high));
+    __builtin_memcpy(y + i, &bytes, sizeof bytes);
+  }
+  if (count >= kFour) return;
+  for_channels(static_cast<int>(count), [&](auto width, int i) {
+    store_as<decltype(width)::value>(steps, value(width, i), y + i);
+  });
 }
 
 template <int W>
-CNN_ENGINE_INLINE void store_as(const Steps& steps, Vec<W> v, std::uint8_t* y) {
-  store_rounded<W>(v, steps.zero, steps.low, steps.high, y);
+CNN_ENGINE_INLINE Vec<W> steps_of(const std::uint8_t* q, const Steps& steps) {
+  return as_floats<W>(widened<W>(q, steps.type == ElementType::int8) - steps.zero);
 }
 
 // y = value(width, a, b) of every element of two tensors that are broadcast to y's shape, where a
@@ -61,31 +82,19 @@ void combine(const void* a, const void* b, void* y, const BinaryShape& shape, co
     std::uint8_t a_same[kWide], b_same[kWide];  // what repeats along the run
     __builtin_memset(a_same, first[at[1]], kWide);
     __builtin_memset(b_same, second[at[2]], kWide);
-    const auto run = [&](auto width, std::int64_t i) {
-      store_as<decltype(width)::value>(steps,
-                                       value(width, a_step ? first + at[1] + i * a_step : a_same,
-                                             b_step ? second + at[2] + i * b_step : b_same),
-                                       to + at[0] + i * y_step);
-    };
-    const bool side_by_side = y_step == 1 && a_step >> 1 == 0 && b_step >> 1 == 0;
-    if (!side_by_side) {
-      for (std::int64_t i = 0; i < count; ++i) run(std::integral_constant<int, 1>(), i);
-      return;
+    const auto* own = first + at[1];
+    const auto* other = second + at[2];
+    std::uint8_t* out = to + at[0];
+    if (y_step == 1 && a_step >> 1 == 0 && b_step >> 1 == 0) {
+      return store_run(steps, count, out, [&](auto width, std::int64_t i) {
+        return value(width, a_step ? own + i : a_same, b_step ? other + i : b_same);
+      });
     }
-    for (std::int64_t i = 0; i < count; i += kBlock) {
-      for_channels(static_cast<int>(count - i < kBlock ? count - i : kBlock),
-                   [&](auto width, int c) { run(width, i + c); });
+    for (std::int64_t i = 0; i < count; ++i) {
+      constexpr std::integral_constant<int, 1> one;
+      store_as<1>(steps, value(one, own + i * a_step, other + i * b_step), out + i * y_step);
     }
   });
-}
-
-template <typename Entry>
-void look_up(const std::uint8_t* q, const Entry* table, Entry* y, std::int64_t size, int threads) {
-  parallel_for((size + kBlock - 1) / kBlock, kBlock, threads,
-               [&](std::int64_t begin, std::int64_t end) {
-                 const std::int64_t last = end * kBlock < size ? end * kBlock : size;
-                 for (std::int64_t i = begin * kBlock; i < last; ++i) y[i] = table[q[i]];
-               });
 }
 
 // Taps of a window in [first, end).
@@ -118,9 +127,11 @@ void max_window(const std::uint8_t* corner, std::int64_t row, std::int64_t colum
 void quantize_linear(const float* x, void* y, std::int64_t size, const Steps& given, int threads) {
   const Steps steps = given;
   auto* to = static_cast<std::uint8_t*>(y);
-  for_elements(size, threads, [&](auto width, std::int64_t i) {
-    constexpr int W = decltype(width)::value;
-    store_as<W>(steps, load_as<Vec<W>>(x + i) / splat<W>(steps.scale), to + i);
+  for_blocks(size, threads, [&](std::int64_t first, std::int64_t count) {
+    store_run(steps, count, to + first, [&](auto width, std::int64_t i) {
+      constexpr int W = decltype(width)::value;
+      return load_as<Vec<W>>(x + first + i) / splat<W>(steps.scale);
+    });
   });
 }
 
@@ -128,23 +139,27 @@ void dequantize_linear(const void* q, float* y, std::int64_t size, const Steps& 
                        int threads) {
   const Steps steps = given;
   const auto* from = static_cast<const std::uint8_t*>(q);
-  for_elements(size, threads, [&](auto width, std::int64_t i) {
-    constexpr int W = decltype(width)::value;
-    const Vec<W> value = steps_of<W>(from + i, steps) * steps.scale;
-    __builtin_memcpy(y + i, &value, sizeof value);
+  for_blocks(size, threads, [&](std::int64_t first, std::int64_t count) {
+    for_channels(static_cast<int>(count), [&](auto width, int i) {
+      constexpr int W = decltype(width)::value;
+      const Vec<W> value = steps_of<W>(from + first + i, steps) * steps.scale;
+      __builtin_memcpy(y + first + i, &value, sizeof value);
+    });
   });
 }
 
 void lookup(const void* q, const void* table, void* y, std::int64_t size, int entry_bytes,
             int threads) {
   const auto* from = static_cast<const std::uint8_t*>(q);
-  if (entry_bytes == 1) {
-    look_up(from, static_cast<const std::uint8_t*>(table), static_cast<std::uint8_t*>(y), size,
-            threads);
-  } else {
-    look_up(from, static_cast<const std::uint32_t*>(table), static_cast<std::uint32_t*>(y), size,
-            threads);
-  }
+  for_blocks(size, threads, [&](std::int64_t first, std::int64_t count) {
+    if (entry_bytes == 1) {
+      return look_up_bytes(from + first, static_cast<const std::uint8_t*>(table),
+                           static_cast<std::uint8_t*>(y) + first, count);
+    }
+    const auto* entries = static_cast<const std::uint32_t*>(table);
+    auto* to = static_cast<std::uint32_t*>(y) + first;
+    for (std::int64_t i = 0; i < count; ++i) to[i] = entries[from[first + i]];
+  });
 }
 
 void quantized_add(const void* a, const void* b, void* y, const BinaryShape& shape,

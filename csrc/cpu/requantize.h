@@ -2,6 +2,8 @@
 // each instruction set, without contraction of operations on floats: each is rounded by itself.
 #pragma once
 
+#include <utility>
+
 #include "cpu/blocked.h"
 
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
@@ -72,6 +74,9 @@ CNN_ENGINE_INLINE IntVec<W> rounded(Vec<W> value) {
 #if defined(__AVX2__)
   if constexpr (W == 8) return (IntVec<8>)_mm256_cvtps_epi32((__m256)value);
 #endif
+#if defined(__SSE2__)
+  if constexpr (W == 4) return (IntVec<4>)_mm_cvtps_epi32((__m128)value);
+#endif
   constexpr float kShift = 12582912.0f;  // 1.5 * 2^23: its last place is 1
   return __builtin_convertvector((value + kShift) - kShift, IntVec<W>);
 }
@@ -88,13 +93,88 @@ CNN_ENGINE_INLINE Vec<W> at_most(Vec<W> value, Vec<W> bound) {
   return value > bound ? bound : value;
 }
 
-// y = clamp(round_half_even(v) + zero, low, high) in 8 bits, signed or not; a NaN gives low. The
-// one place where floats become integers.
+// clamp(round_half_even(v) + zero, low, high) of 8 bits, signed or not; a NaN gives low. The one
+// place where floats become integers: of one vector, and of four at once.
 template <int W>
-CNN_ENGINE_INLINE void store_rounded(Vec<W> v, int zero, int low, int high, std::uint8_t* y) {
+CNN_ENGINE_INLINE IntVec<W> to_integers(Vec<W> v, int zero, int low, int high) {
   v = at_least<W>(v, splat<W>(static_cast<float>(low - zero)));
   v = at_most<W>(v, splat<W>(static_cast<float>(high - zero)));
-  store_lowest<W>(rounded<W>(v) + zero, y);
+  return rounded<W>(v) + zero;
+}
+
+#if defined(__SSE2__)
+// 32 to 16 bits, saturated, of each 128 bits of a and then of b.
+template <typename V>
+CNN_ENGINE_INLINE V packed_words(V a, V b) {
+#if defined(__AVX512BW__)
+  if constexpr (sizeof(V) == 64) {
+    return (V)_mm512_maskz_packs_epi32(-1, (__m512i)a, (__m512i)b);
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(V) == 32) return (V)_mm256_packs_epi32((__m256i)a, (__m256i)b);
+#endif
+  if constexpr (sizeof(V) == 16) return (V)_mm_packs_epi32((__m128i)a, (__m128i)b);
+}
+// 16 to unsigned 8 bits in the same way.
+template <typename V>
+CNN_ENGINE_INLINE V packed_bytes(V a, V b) {
+#if defined(__AVX512BW__)
+  if constexpr (sizeof(V) == 64) {
+    return (V)_mm512_maskz_packus_epi16(-1, (__m512i)a, (__m512i)b);
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(V) == 32) return (V)_mm256_packus_epi16((__m256i)a, (__m256i)b);
+#endif
+  if constexpr (sizeof(V) == 16) return (V)_mm_packus_epi16((__m128i)a, (__m128i)b);
+}
+#endif
+
+// The same of four vectors. Each 128 bits hold four bytes of each vector: see in_order().
+template <int W>
+CNN_ENGINE_INLINE IntVec<W> to_bytes(const Vec<W> (&v)[4], int zero, int low, int high) {
+#if defined(__SSE2__)
+  typedef std::int16_t Words __attribute__((vector_size(4 * W)));
+  typedef std::uint8_t Bytes __attribute__((vector_size(4 * W)));
+  const int flip = low < 0 || zero < 0 ? 128 : 0;  // int8 is unsigned until the end
+  const auto words = [&](Vec<W> a, Vec<W> b) {
+    // What is too large for 16 bits is past all ranges; below, conversions give the least number,
+    // as they do for a NaN.
+    const Vec<W> most = splat<W>(32000.0f);
+    const auto both = packed_words(rounded<W>(lowered(most, a)), rounded<W>(lowered(most, b)));
+    return (IntVec<W>)((Words)both + static_cast<std::int16_t>(zero + flip));
+  };
+  Bytes y = (Bytes)packed_bytes(words(v[0], v[1]), words(v[2], v[3]));
+  const Bytes least = Bytes{} + static_cast<std::uint8_t>(low + flip);
+  const Bytes most = Bytes{} + static_cast<std::uint8_t>(high + flip);
+  y = y > least ? y : least;
+  y = y < most ? y : most;
+  return (IntVec<W>)(y ^ static_cast<std::uint8_t>(flip));
+#else
+  std::uint8_t bytes[4 * W];
+  for (int i = 0; i < 4 * W; ++i) {
+    const int lane = i / 16 * 4 + i % 4;
+    const Vec<1> one = {v[i % 16 / 4][lane]};
+    bytes[i] = static_cast<std::uint8_t>(to_integers<1>(one, zero, low, high)[0]);
+  }
+  return load_as<IntVec<W> >(bytes);
+#endif
+}
+
+template <int W, int... I>
+CNN_ENGINE_INLINE IntVec<W> in_order(IntVec<W> bytes, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(bytes, bytes, (I % (W / 4) * 4 + I / (W / 4))...);
+}
+// Those of the first vector, of the second, ...
+template <int W>
+CNN_ENGINE_INLINE IntVec<W> in_order(IntVec<W> bytes) {
+  return in_order<W>(bytes, std::make_integer_sequence<int, W>());
+}
+
+template <int W>
+CNN_ENGINE_INLINE void store_rounded(Vec<W> v, int zero, int low, int high, std::uint8_t* y) {
+  store_lowest<W>(to_integers<W>(v, zero, low, high), y);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 //   v        = float(total[k]) * scale[k]                                 float32
 //   v        = v + float(residual - residual_zero) * residual_scale       float32, with a residual
 //   y        = clamp(round_half_even(v) + y_zero, low, high)              int8 or uint8
+//   y        = table[y], by its bits                                      with a table
 //
 // The formula of the window is conv2d.h's; padding stands for 0, so it is x_zero. Sums are exact,
 // and each operation on floats is rounded by itself (no fused multiply-add), so that every
@@ -15,7 +16,7 @@
 // three times as many products where an instruction multiplies 8 bits by 8.
 //
 // Layouts: x [N,H,W,pitches.x], or planar [N,C,H,W]; residual (8 bits; may be null, not y)
-// [N,OH,OW,pitches.residual]; y [N,OH,OW,pitches.y].
+// [N,OH,OW,pitches.residual]; table [256] (may be null; of y of 8 bits); y [N,OH,OW,pitches.y].
 #pragma once
 
 #include "ops/conv2d_nhwc.h"
@@ -64,8 +65,13 @@ void quantized_conv2d_pack(const std::int16_t* weight,  // [K, C / groups, R, S]
                            void* packed,                // [quantized_conv2d_packed]
                            const Conv2dShape& shape, const QuantizedTypes& types, int largest);
 std::int64_t quantized_conv2d_workspace(const Conv2dShape& shape, bool planar, int threads);
-void quantized_conv2d(const void* input, const void* packed, const void* residual, void* output,
-                      void* workspace, const Conv2dShape& shape, const Conv2dPitches& pitches,
-                      const QuantizedTypes& types, bool planar, int threads);
+void quantized_conv2d(const void* input, const void* packed, const void* residual,
+                      const void* table, void* output, void* workspace, const Conv2dShape& shape,
+                      const Conv2dPitches& pitches, const QuantizedTypes& types, bool planar,
+                      int threads);
+
+// Does nothing but the multiply-adds of 8-bit integers that the selected instructions are for, and
+// returns how many: timed, they are the peak of one core.
+std::int64_t integer_burst(std::int64_t rounds);
 }  // namespace cpu
 }  // namespace cnn_engine

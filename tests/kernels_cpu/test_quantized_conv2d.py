@@ -35,8 +35,8 @@ class Case:
         self.c = self.groups * pick("channels", 1, 2, 3, 4, 5, 8, 16, 20, 31, 64, 68, 130)
         self.k = self.groups * pick("filters", 1, 3, 15, 16, 17, 32, 33, 70)
         if pick("depthwise", False, False, False, True):
-            self.groups = self.c = self.k = pick("channels", 3, 4, 7, 8, 9, 16, 24, 33, 40, 100)
-        self.kernel = pick("kernel", (1, 1), (1, 1), (3, 3), (2, 5), (7, 3))
+            self.groups = self.c = self.k = pick("channels", 3, 7, 16, 24, 33, 40, 100, 200)
+        self.kernel = pick("kernel", (1, 1), (1, 1), (3, 3), (5, 5), (2, 5), (7, 3))
         self.stride = pick("stride", (1, 1), (1, 1), (2, 2), (3, 1))
         self.dilation = pick("dilation", (1, 1), (1, 1), (2, 1), (1, 3))
         pads = [int(rng.integers(0, 4)) for _ in range(4)]
@@ -49,6 +49,9 @@ class Case:
         self.residual_type = pick("residual_type", None, *INTEGERS)
         if self.y_type in (np.float32, np.int32):
             self.residual_type = None
+        self.table = None
+        if self.y_type in INTEGERS and pick("table", False, False, True):
+            self.table = numbers(rng, self.y_type, 256)
         self.planar = self.groups == 1 and self.c < 9 and pick("planar", False, True)
         h, w = self.sizes
         self.x_zero = zero_of(rng, self.x_type)
@@ -104,7 +107,8 @@ class Case:
                 return v
             whole = np.rint(v).astype(np.float64) + self.y_zero
         whole = np.where(np.isnan(whole), self.low, np.clip(whole, self.low, self.high))
-        return whole.astype(self.y_type)
+        y = whole.astype(self.y_type)
+        return y if self.table is None else self.table[y.view(np.uint8)]
 
     def run(self, rng, threads):
         """Returns what the kernel makes, and what it should."""
@@ -139,7 +143,8 @@ class Case:
         workspace = aligned(_cpu.quantized_conv2d_workspace(shape, self.planar, threads))
         found = np.full((*places, self.k + more[1]), 77, self.y_type)
         _cpu.quantized_conv2d(
-            x_there, _cpu.address_of(packed), residual_there, _cpu.address_of(found),
+            x_there, _cpu.address_of(packed), residual_there,
+            0 if self.table is None else _cpu.address_of(self.table), _cpu.address_of(found),
             _cpu.address_of(workspace), shape,
             _cpu.Conv2dPitches(self.c + int(more[0]), self.k + int(more[1]), self.k + int(more[2])),
             types, self.planar, threads,
@@ -188,3 +193,17 @@ def test_every_element_is_that_of_int64(instructions, seed):
         found, wanted = case.run(rng, threads=int(rng.integers(1, 4)))
         assert found.shape == wanted.shape
         np.testing.assert_array_equal(found, wanted, err_msg=f"{number} {vars(case)}")
+
+
+def test_long_rows_and_many_channels_of_depthwise_layers(instructions):
+    """Rows longer than what is interleaved at once, and blocks of channels that threads share out."""
+    rng = np.random.default_rng(7)
+    depthwise = {"depthwise": True, "dilation": (1, 1), "wide": 127, "residual_type": None}
+    for kernel in ((3, 3), (5, 5)):
+        for stride in ((1, 1), (2, 2)):
+            for channels, sizes in ((24, (7, 300)), (200, (6, 9))):
+                case = Case(
+                    rng, **depthwise, kernel=kernel, stride=stride, channels=channels, sizes=sizes
+                )
+                found, wanted = case.run(rng, threads=3)
+                np.testing.assert_array_equal(found, wanted, err_msg=str(vars(case)))

@@ -42,6 +42,7 @@ def cases(rng, one, other):
     yield plain, [x, *layer]
     y = plain.reference(x, *layer)
     yield plain, [x, *layer, numbers(rng, one, *y.shape), scale(rng)[()], numbers(rng, one)]
+    yield plain, [x, *layer, None, None, None, numbers(rng, one, 256)]
     images = numbers(rng, one, 1, 3, 15, 21)
     stem = [numbers(rng, "uint8", 8, 3, 7, 7), None, None, zero, numbers(rng, "uint8")]
     yield QuantizedConv2dNhwc("int32", stride=(2, 2), planar=True), [images, *stem]
@@ -73,7 +74,7 @@ def test_what_the_engine_makes_is_the_reference(rng, instruction_set, one):
     for record, arrays in cases(rng, one, "uint8" if one == "int8" else "int8"):
         names = [None if a is None else f"x{i}" for i, a in enumerate(arrays)]
         computed = COMPUTED.get(record.kind, {0})
-        given = {f"x{i}": a for i, a in enumerate(arrays) if i in computed}
+        given = {f"x{i}": a for i, a in enumerate(arrays) if i in computed and a is not None}
         constants = {
             f"x{i}": np.asarray(a)
             for i, a in enumerate(arrays)
@@ -130,7 +131,7 @@ def test_packed_weights_of_other_instructions_are_refused(rng):
             ValueError, match=f"expected those of {others[-1]}, found those of {first}"
         ):
             _cpu.quantized_conv2d(
-                _cpu.address_of(x), _cpu.address_of(packed), 0, _cpu.address_of(y),
+                _cpu.address_of(x), _cpu.address_of(packed), 0, 0, _cpu.address_of(y),
                 _cpu.address_of(workspace), shape, _cpu.Conv2dPitches(4, 4, 0), types, False, 1,
             )  # fmt: skip
     finally:

@@ -22,7 +22,9 @@ from ..native import _cpu
 from ..strided import MOST, repeated, row_major, walk
 
 #: Places of the inputs of quantized_conv2d; those of quantized_linear are the first seven.
-X, WEIGHT, SCALE, BIAS, X_ZERO, W_ZERO, Y_ZERO, RESIDUAL, RESIDUAL_SCALE, RESIDUAL_ZERO = range(10)
+(
+    X, WEIGHT, SCALE, BIAS, X_ZERO, W_ZERO, Y_ZERO, RESIDUAL, RESIDUAL_SCALE, RESIDUAL_ZERO, TABLE
+) = range(11)  # fmt: skip
 
 #: What is packed with the weights, or is a number of the call: constants.
 PACKED = (WEIGHT, SCALE, BIAS, X_ZERO, W_ZERO, Y_ZERO, RESIDUAL_SCALE, RESIDUAL_ZERO)
@@ -123,7 +125,9 @@ def _workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
 
 def _make(call: Call) -> Bound:
     x, (y,) = call.inputs[X], call.outputs
-    residual = call.inputs[RESIDUAL] if len(call.inputs) > RESIDUAL else None
+    residual, table = (
+        call.inputs[place] if len(call.inputs) > place else None for place in (RESIDUAL, TABLE)
+    )
     columns = math.prod(x.shape[1:]) if len(y.shape) == 2 else call.pitch(x)
     own = x.shape[1] if _is_planar(call.node) else columns
     return call.native(
@@ -131,6 +135,7 @@ def _make(call: Call) -> Bound:
         call.input_addresses[X],
         call.prepared.buffer.address,
         0 if residual is None else call.input_addresses[RESIDUAL],
+        0 if table is None else call.input_addresses[TABLE],
         call.output_addresses[0],
         call.workspace,
         _shape(call.node, call.inputs),
