@@ -331,6 +331,19 @@ def test_functions_of_one_number_are_one_table(rng):
     assert {node.inputs[0] for node in graph.nodes} <= {"x", last}
 
 
+def test_a_convolution_looks_its_outputs_up(rng):
+    net = Built()
+    x, w = net.input("x", (2, 4, 6, 5)), net.weight(int8(rng, 6, 4, 1, 1), 0.02)
+    q = net.quantize(net(Conv2d(), x, w), 0.03, 7)
+    y = net.real(q, 0.03, 7, "int8")
+    table = net.quantize(net(Mul(), y, net(Sigmoid(), y)), 0.02, 4, "uint8")
+    graph, _ = net.lowered(table)
+    assert kinds(graph) == ["quantized_conv2d"]
+    assert graph.values[table].dtype == "uint8"
+    graph, _ = net.lowered(table, q)  # the integers are an output, too
+    assert kinds(graph) == ["quantized_conv2d", "lookup"]
+
+
 def test_what_moves_numbers_moves_integers(rng):
     net = Built()
     x = net.input("x", (2, 4, 6, 6))

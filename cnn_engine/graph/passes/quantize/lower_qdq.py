@@ -23,7 +23,7 @@ from ..canonical.identities import drop_identities, merge_shapes
 from ..rewriting import Rewrites, absent, constant
 from .layers import lower_layers
 from .moves import hoist_quantizing, sink_dequantizing
-from .tables import tabulate
+from .tables import fuse_tables, tabulate
 
 _QUANTIZED: tuple[type[Operator], ...] = (
     DequantizeLinear, QuantizeLinear, DynamicQuantizeLinear, Integers,
@@ -55,7 +55,9 @@ def lower_qdq(graph: Graph, refused: list[Note] | None = None) -> Graph:
         graph = drop_unused(graph)
     if refused is not None:
         refused += notes
-    for rewrite in (linear_rows, signed_weights, fold_dequantized, drop_unused, merge_shapes):
+    for rewrite in (
+        linear_rows, signed_weights, fuse_tables, fold_dequantized, drop_unused, merge_shapes
+    ):  # fmt: skip
         graph = rewrite(graph)
     return drop_identities(graph)
 

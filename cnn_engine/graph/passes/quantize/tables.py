@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from ....operators.binary import Binary
 from ....operators.copy import Copy
 from ....operators.quantized import EIGHT_BITS, DequantizeLinear, Lookup
+from ....operators.quantized_conv2d import TABLE, QuantizedConv2d, padded_inputs
 from ....operators.unary import Unary
 from ...graph import Graph, Node
-from ..rewriting import Rewrites, covering
+from ..rewriting import Rewrites, constant, covering, only_user
 from .tensors import dequantized, quantizes
 
 #: Nodes that are followed on the way from a result to what it is a function of.
@@ -38,6 +40,24 @@ def tabulate(graph: Graph) -> Graph:
             lookup = Node(node.name, Lookup(), (name, made), node.outputs, covers)
             table = _table(graph, name, nodes)
             rewrites.replace([node], [lookup], "a function of one 8-bit number", {made: table})
+    return rewrites.apply()
+
+
+def fuse_tables(graph: Graph) -> Graph:
+    """Has convolutions look their outputs up, where nothing else reads these."""
+    rewrites = Rewrites(graph)
+    for node in graph.nodes:
+        table = constant(graph, node, 1) if isinstance(node.op, Lookup) else None
+        if table is None or table.dtype.name not in EIGHT_BITS:
+            continue
+        conv = graph.producers.get(node.inputs[0])
+        if conv is None or type(conv.op) is not QuantizedConv2d or len(conv.inputs) > TABLE:
+            continue
+        if only_user(graph, conv.outputs[0]) is node and rewrites.free(conv, node):
+            inputs = (*padded_inputs(conv.inputs, TABLE), node.inputs[1])
+            covers = covering(conv, node)
+            fused = replace(conv, inputs=inputs, outputs=node.outputs, covers=covers)
+            rewrites.replace([conv, node], [fused], "its outputs are looked up as they are stored")
     return rewrites.apply()
 
 
