@@ -7,6 +7,10 @@ same images. Logits are compared with PyTorch's in float64. For a batch and a nu
 interleaved, one sample each per round, as in :mod:`benchmarks.cpu_peers`; a number is the median of its
 samples.
 A network may be the path of an ONNX file too: then its logits are compared with our reference in float64.
+
+With ``--dtype int8`` ONNX Runtime quantizes the file (Q/DQ nodes, uint8 activations by int8 weights per
+channel), and all contestants read that one. Rates are compared with the peak of 8-bit multiply-adds, which is
+measured in the same run.
 """
 
 from __future__ import annotations
@@ -15,19 +19,24 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cnn_engine import Engine, cli
+from cnn_engine import Engine, _cpu, cli
 from cnn_engine.devices import threads as thread_counts
 from cnn_engine.errors import InputError, UnsupportedError
 from cnn_engine.graph import reference
+from cnn_engine.graph.model import Model
 from cnn_engine.graph.onnx import load
 from cnn_engine.measure import environment
+from cnn_engine.operators.conv2d import Conv2d
+from cnn_engine.operators.linear import Linear
+from cnn_engine.operators.matmul import Matmul
 
 from . import models, result_file
 from .cpu_contestants import DTYPES, Contestant, onnxruntime_on, openvino_on
@@ -41,6 +50,10 @@ TARGETS = {
 }  # fmt: skip
 #: What the error of the logits may be of ONNX Runtime's, and peak memory of the weights.
 MOST_ERROR, MOST_MEMORY = 2.0, 1.5
+#: The type of the contestants that read a quantized file.
+INT8 = "int8"
+#: Seconds for which the peak of 8-bit integers is measured, and rounds of a burst.
+PEAK_S, PEAK_ROUNDS = 0.05, 2_000
 #: Whose layers and memory are shown.
 SHOWN = "resnet50"
 
@@ -53,6 +66,7 @@ class Row:
         error: the largest difference from float64's logits, as a part of the largest logit.
         ratio: of a row of ours, how many times as fast as the better library of its type.
         error_ratio: of a row of ours in float32, its error as a multiple of ONNX Runtime's.
+        share_of_peak: of a row in int8, its multiply-adds as a part of what the cores' peak is.
     """
 
     network: str
@@ -70,24 +84,74 @@ class Row:
     ratio: float | None = None
     best_peer: str | None = None
     error_ratio: float | None = None
+    share_of_peak: float | None = None
 
 
 @dataclass
 class Exported:
-    """A network's file, and images with the logits that float64 gives, by batch."""
+    """A network's file, and images with the logits that float64 gives, by batch.
+
+    Attributes:
+        quantized: the path of its quantized file, or None.
+    """
 
     name: str
     path: str
     images: dict[int, np.ndarray]
     logits: dict[int, np.ndarray]
+    quantized: str | None = None
+
+
+def quantize(path: str, images: np.ndarray, folder: Path) -> str:
+    """Quantizes a file by ONNX Runtime's tool as is fastest on CPUs; returns the path of the result."""
+    from onnxruntime import quantization
+
+    prepared, made = (str(folder / name) for name in ("prepared.onnx", "quantized.onnx"))
+    quantization.quant_pre_process(path, prepared, skip_symbolic_shape=True)
+    (value,) = load(path, batch=1).inputs
+
+    class Images(quantization.CalibrationDataReader):
+        left = iter([{value.name: images[:1]}])
+
+        def get_next(self):
+            return next(self.left, None)
+
+    quantization.quantize_static(
+        prepared, made, Images(), quant_format=quantization.QuantFormat.QDQ, per_channel=True,
+        activation_type=quantization.QuantType.QUInt8, weight_type=quantization.QuantType.QInt8,
+    )  # fmt: skip
+    return made
+
+
+def integer_peak() -> float:
+    """Measures the multiply-adds a second of 8-bit integers of one core."""
+    best, end = 0.0, time.perf_counter() + PEAK_S
+    while (start := time.perf_counter()) < end:
+        count = _cpu.integer_burst(PEAK_ROUNDS)
+        best = max(best, count / (time.perf_counter() - start))
+    return best
+
+
+def multiply_adds(path: str, batch: int) -> int:
+    """Returns the multiply-adds of a network's convolutions and matrix products."""
+    graph = Model(load(path, batch=batch)).base
+    layers = [node for node in graph.nodes if isinstance(node.op, Conv2d | Linear | Matmul)]
+    return sum(graph.cost_of(node).flops for node in layers) // 2
 
 
 def make(name: str, options: Any, folder: Path) -> Exported:
-    """Exports a network by its name, or reads the ONNX file at that path.
+    """Exports a network by its name, or reads the ONNX file at that path; quantizes it for int8.
 
     Raises:
         InputError: PyTorch could not export it.
     """
+    exported = _exported(name, options, folder)
+    if INT8 in options.dtype:
+        exported.quantized = quantize(exported.path, exported.images[options.batch[0]], folder)
+    return exported
+
+
+def _exported(name: str, options: Any, folder: Path) -> Exported:
     batches = options.batch
     if name.endswith(".onnx"):
         rng, images, logits = np.random.default_rng(0), {}, {}
@@ -112,12 +176,16 @@ def make(name: str, options: Any, folder: Path) -> Exported:
 
 
 def ours(
-    path: str, images: np.ndarray, classes: int, threads: int, dtypes: Sequence[str]
+    exported: Exported, batch: int, threads: int, dtypes: Sequence[str]
 ) -> Iterator[Contestant]:
     """Our engine, without its checks of arguments: its plans on arrays that stay."""
+    images, classes = exported.images[batch], exported.logits[batch].shape[1]
     for dtype in dtypes:
+        path, computes = (
+            (exported.path, dtype) if dtype != INT8 else (exported.quantized, "float32")
+        )
         try:
-            engine = Engine(path, device="cpu", threads=threads, dtype=dtype)
+            engine = Engine(path, device="cpu", threads=threads, dtype=computes)
         except UnsupportedError as error:
             print(f"left out: cnn_engine {dtype}: {error}", flush=True)
             continue
@@ -137,11 +205,14 @@ def contestants(
     """Returns who is installed; ``missing`` collects who is not, with the reason."""
     images, path = exported.images[batch], exported.path
     classes = exported.logits[batch].shape[1]
-    found = [*ours(path, images, classes, threads, dtypes)]
+    found = [*ours(exported, batch, threads, dtypes)]
+    floats, integers = [dtype for dtype in dtypes if dtype != INT8], exported.quantized
     for name, make_them in (
-        ("OpenVINO", lambda: openvino_on(path, images, threads, dtypes)),
-        ("ONNX Runtime", lambda: onnxruntime_on(path, images, classes, threads)),
-    ):
+        ("OpenVINO", lambda: openvino_on(path, images, threads, floats)),
+        ("ONNX Runtime", lambda: onnxruntime_on(path, images, classes, threads) if floats else ()),
+        ("OpenVINO", lambda: in_int8(openvino_on(integers, images, threads, ["float32"]))),
+        ("ONNX Runtime", lambda: in_int8(onnxruntime_on(integers, images, classes, threads))),
+    )[: 4 if integers else 2]:
         if name in missing:
             continue
         try:
@@ -152,6 +223,11 @@ def contestants(
     return found
 
 
+def in_int8(contestants: Iterable[Contestant]) -> list[Contestant]:
+    """Returns the contestants as those of a quantized file."""
+    return [replace(contestant, dtype=INT8) for contestant in contestants]
+
+
 def compete(
     exported: Exported,
     batch: int,
@@ -159,8 +235,11 @@ def compete(
     dtypes: Sequence[str],
     repeats: int,
     missing: dict[str, str],
-) -> tuple[list[Row], float]:
-    """Compares the contestants' logits, then times them interleaved; returns also a core's FMA peak."""
+) -> tuple[list[Row], float, float]:
+    """Compares the contestants' logits, then times them interleaved; returns also a core's peaks.
+
+    These are FLOP/s of float32, and multiply-adds a second of 8-bit integers.
+    """
     competing = contestants(exported, batch, threads, dtypes, missing)
     errors = []
     for contestant in competing:
@@ -176,7 +255,12 @@ def compete(
                 min(times), max(times), len(times), batch / median, error)
         )  # fmt: skip
     compare(rows)
-    return rows, peak
+    integers = integer_peak()
+    work = multiply_adds(exported.path, batch)
+    for row in rows:
+        if row.dtype == INT8:
+            row.share_of_peak = work / row.seconds / (integers * threads)
+    return rows, peak, integers
 
 
 def compare(rows: Sequence[Row]) -> None:
@@ -238,9 +322,12 @@ def markdown(document: Mapping[str, Any]) -> str:
         f"- Versions: {versions}",
         f"- Commit: {about['commit'] or 'not known'}; started {document['started']}",
         f"- Command: `{document['command']}`",
-        f"- FMA peak of one core, measured in this run: {peak / 1e9:.1f} GFLOP/s",
+        f"- Peaks of one core, measured in this run: {peak / 1e9:.1f} GFLOP/s of float32 FMA,",
+        f"  {document['integer_peak_macs'] / 1e9:.1f} GMAC/s of 8-bit integers by "
+        f"{document['integer_instructions']}",
         "- Numbers are medians of one pass in milliseconds, interleaved. Ratio: how many times",
-        "  as fast as the better library in float32; bfloat16's beside OpenVINO's. Errors: the largest",
+        "  as fast as the better library of the first type; bfloat16's beside OpenVINO's; int8's with its",
+        "  share of the integers' peak. Errors: the largest",
         "  difference from float64's logits, as a part of the largest; then ours as a multiple of ONNX",
         f"  Runtime's, of which at most {MOST_ERROR:g} is asked for.",
         *(f"- Left out: {name}: {reason}" for name, reason in document["left_out"].items()),
@@ -249,17 +336,21 @@ def markdown(document: Mapping[str, Any]) -> str:
     for threads, batch, networks in _cells(rows):
         lines += ["", f"## Batch {batch}, threads {threads}", ""]
         lines += [
-            f"| network | {' | '.join(names)} | ratio | target | bfloat16's | errors | of ONNX Runtime's |"
+            f"| network | {' | '.join(names)} | ratio | target | bfloat16's | int8's | errors "
+            "| of ONNX Runtime's |"
         ]
-        lines += ["|---|" + "--:|" * (len(names) + 3) + "---|--:|"]
+        lines += ["|---|" + "--:|" * (len(names) + 4) + "---|--:|"]
         for network, found in networks.items():
             by_name = {_contestant(row): row for row in found}
-            row, short = found[0], by_name.get(f"{found[0]['name']}, bfloat16")
+            row = found[0]
+            short, whole = (by_name.get(f"{row['name']}, {name}") for name in ("bfloat16", INT8))
+            share = f"{_number(whole['ratio'])} ({whole['share_of_peak']:.0%})" if whole else "-"
             times = [f"{by_name[n]['seconds'] * 1e3:.2f}" if n in by_name else "-" for n in names]
             errors = ", ".join(f"{by_name[n]['error']:.1e}" for n in names if n in by_name)
             lines.append(
                 f"| {network} | {' | '.join(times)} | {_ratio(row['ratio'], TARGETS.get(network))} "
-                f"| {TARGETS.get(network, '-')} | {_number(short['ratio'] if short else None)} | {errors} "
+                f"| {TARGETS.get(network, '-')} | {_number(short['ratio'] if short else None)} | {share} "
+                f"| {errors} "
                 f"| {_number(row['error_ratio'])} |"
             )
     if document["layers"]:
@@ -361,7 +452,10 @@ def parser() -> cli.ArgumentParser:
     p.add_argument(
         "--threads", nargs="+", type=cli.whole_number(1, 1024), default=[1, 2], metavar="N"
     )
-    p.add_argument("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES), help="default: both")
+    p.add_argument(
+        "--dtype", nargs="+", choices=(*DTYPES, INT8), default=list(DTYPES),
+        help=f"default: {' '.join(DTYPES)}",
+    )  # fmt: skip
     p.add_argument(
         "--repeats", type=cli.whole_number(1, 1000), default=7, help="samples (default: 7)"
     )
@@ -381,7 +475,8 @@ def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     found = result_file.ResultFile(
         "cpu_models", options, arguments, environment=describe_machine(), load=environment.host_load(),
-        left_out={}, rows=[], layers=[], memory=None,
+        integer_instructions=_cpu.selected_integer_instructions(), left_out={}, rows=[], layers=[],
+        memory=None,
     )  # fmt: skip
     document, peaks = found.document, []
     with tempfile.TemporaryDirectory() as top:
@@ -391,12 +486,14 @@ def _main(arguments: list[str] | None) -> int:
             exported = make(name, options, folder)
             for threads in options.threads:
                 for batch in options.batch:
-                    rows, peak = compete(
+                    rows, *found_peaks = compete(
                         exported, batch, threads, options.dtype, options.repeats, document["left_out"],
                     )  # fmt: skip
-                    peaks.append(peak)
+                    peaks.append(found_peaks)
                     document["rows"] += [asdict(row) for row in rows]
-                    document["fma_peak_flops"] = statistics.median(peaks)
+                    document["fma_peak_flops"], document["integer_peak_macs"] = (
+                        statistics.median(column) for column in zip(*peaks, strict=True)
+                    )
                     _show(rows)
             if exported.name == SHOWN:
                 document["layers"] = layers(exported, 1)
@@ -412,6 +509,8 @@ def _show(rows: Sequence[Row]) -> None:
     first = rows[0]
     times = "  ".join(f"{_contestant(asdict(row))} {row.seconds * 1e3:.2f} ms" for row in rows)
     ratio = "" if first.ratio is None else f"  {first.ratio:.2f}x {first.best_peer}"
+    if first.share_of_peak is not None:
+        ratio += f"  {first.share_of_peak:.0%} of the peak"
     worse = "" if first.error_ratio is None else f", {first.error_ratio:.2f} of ONNX Runtime's"
     print(
         f"{first.network}  threads {first.threads} batch {first.batch}  {times}{ratio}  "

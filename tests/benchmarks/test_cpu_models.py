@@ -99,3 +99,25 @@ def test_a_network_that_cannot_be_exported_is_an_error(tmp_path, monkeypatch, ca
     monkeypatch.setattr(models, "child", lambda *_: {"reason": "make: exit 1: no such network"})
     assert cpu_models.main(["--networks", "nothing"]) != 0
     assert "nothing: make: exit 1: no such network" in capsys.readouterr().err
+
+
+def test_quantized_files_run_beside_their_peak(network, tmp_path):
+    pytest.importorskip("onnxruntime")
+    path, page = tmp_path / "m.json", tmp_path / "m.md"
+    code = cpu_models.main(
+        ["--networks", str(network), "--batch", "1", "2", "--threads", "1", "--repeats", "1", "--dtype",
+         "int8", "--json", str(path), "--markdown", str(page)]
+    )  # fmt: skip
+    assert code == 0
+    document = json.loads(path.read_text())
+    rows = [row for row in document["rows"] if row["dtype"] == "int8"]
+    assert {(row["name"], row["batch"]) for row in rows} >= {
+        (name, batch) for name in ("cnn_engine", "ONNX Runtime") for batch in (1, 2)
+    }
+    assert document["rows"] == rows
+    work = (16 * 27 * 144 + 16 * 9 * 36 + 160) / document["integer_peak_macs"]
+    for row in rows:
+        assert 0 < row["error"] < 0.1  # that of 8 bits
+        assert row["share_of_peak"] == pytest.approx(row["batch"] * work / row["seconds"])
+        assert row["ratio"] > 0 or not row["ours"]
+    assert "GMAC/s of 8-bit integers" in page.read_text()
