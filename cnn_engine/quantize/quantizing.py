@@ -31,6 +31,9 @@ QUIET = 1e-6
 #: A layer answers for all noise that it makes where that is so many times what it passes on.
 INHERITED = 100
 
+#: Noise that rounding weights to 8 bits adds where no filter has an outlier: 35 dB.
+HEALTHY = 10**-3.5
+
 
 @dataclass(frozen=True)
 class LayerReport:
@@ -272,12 +275,16 @@ def _noise(exact: np.ndarray, found: np.ndarray) -> float:
     return float(change / max(power, 1e-30))
 
 
-def _blamed(made: float, passed: float) -> float:
-    """Returns the part of the noise that a layer makes which it answers for.
+def _blamed(made: float, read: float, passed: float) -> float:
+    """Returns the noise that a layer answers for: the part of what it makes, and what its weights add.
 
     Channels of very different ranges go on through depthwise layers: those that read them make noise, too.
+
+    Args:
+        made, read, passed: noise of what it makes, of its input and weights, and of its input alone.
     """
-    return made * min(1.0, made / max(INHERITED * passed, 1e-30)) ** 2
+    own = made * min(1.0, made / max(INHERITED * passed, 1e-30)) ** 2
+    return own + max(read - passed - HEALTHY, 0.0)
 
 
 class _Work:
@@ -429,7 +436,7 @@ class _Work:
         """Returns the quantized model, with as few layers in float as the loss that is allowed needs."""
         self.progress("measuring layer by layer")
         noises, read, passed = self.noises()
-        worst = sorted(noises, key=lambda name: -_blamed(noises[name], passed[name]))
+        worst = sorted(noises, key=lambda n: -_blamed(noises[n], read[n], passed[n]))
         kept, accuracy = tuple(keep), self.measured(keep)
         if max_loss is not None and self.loss(accuracy) > max_loss:
             order = sorted(read, key=lambda name: -read[name])

@@ -141,7 +141,7 @@ def planted(seed: int, kind: str) -> tuple[onnx.ModelProto, str, np.ndarray]:
     return model(nodes, inputs, outputs, constants, opset=17), f"conv{bad}", images
 
 
-@pytest.mark.parametrize("seed", [1, 6, 11])
+@pytest.mark.parametrize("seed", [6, 10, 17])
 @pytest.mark.parametrize("kind", ["outlier weight", "depthwise channel", "range of one channel"])
 def test_a_planted_fault_is_named_first(seed, kind):
     proto, bad, images = planted(seed, kind)
