@@ -16,6 +16,7 @@ from machine_lock import turn
 
 from cnn_engine import _cpu
 from cnn_engine.devices import cuda_module
+from cnn_engine.measure import step_times, timing
 
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile("any machine", deadline=None)
@@ -27,6 +28,12 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("CNN_ENGINE_TEST_DATA", ROOT.parent / "shared" / "data"))
+
+
+#: Seconds of runs of no given length, and of looks into their steps: most tests look at reports, not times.
+SHORT_RUNS = ((timing, "LEAST_S", 0.02), (timing, "CAP_S", 0.3), (step_times, "CAP_S", 0.05))
+#: Folders and files whose tests look at times.
+OF_TIMES = {"measure", "test_compare.py", "test_tables.py"}
 
 
 def gpu_missing() -> str | None:
@@ -54,6 +61,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
     marks = {mark.name for mark in item.iter_markers()}
     with turn(alone="alone" in marks and "skip" not in marks):
         return (yield)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_runs(request) -> Iterator[None]:
+    """Ends runs of no given length soon, where times are not what a module tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not OF_TIMES & {request.path.parent.name, request.path.name}:
+            for module, name, seconds in SHORT_RUNS:
+                patch.setattr(module, name, seconds)
+        yield
 
 
 @pytest.fixture(scope="session")

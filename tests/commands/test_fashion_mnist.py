@@ -103,8 +103,11 @@ def test_correct_images(test_data, device, variant, reduction, name):
     with Engine(
         "ece408", weights=weights, device=device.kind, variant=variant, reduction=reduction
     ) as engine:
-        right = engine.predict(images.images).argmax(axis=1) == images.labels
-    assert (int(right[:100].sum()), int(right.sum())) == (84, 852)
+        # A share for the plainest loops, which take the longest.
+        count = 100 if variant == "if" and device.kind == "cpu" else len(images.images)
+        right = engine.predict(images.images[:count]).argmax(axis=1) == images.labels[:count]
+    assert int(right[:100].sum()) == 84
+    assert count == 100 or int(right.sum()) == 852
 
 
 def test_the_network_is_that_of_the_symbol_file(test_data):
