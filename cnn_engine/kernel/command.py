@@ -1,4 +1,4 @@
-"""``cnn-engine kernel new | check | rank``: kernels of your own."""
+"""``cnn-engine kernel new | check | rank | grade``: kernels of your own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import json
 import os
 import shlex
 import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from .. import cli, devices
 from ..devices import threads as thread_counts
@@ -20,7 +24,7 @@ from ..kernels.user import CONTRACTS
 from ..kernels.user.source import COMPUTES
 from ..measure import environment
 from ..progress import teller
-from . import check, leaderboard, rank, templates, text
+from . import check, grade, leaderboard, packs, rank, templates, text
 from .process import Limits
 
 
@@ -37,7 +41,12 @@ def parser() -> argparse.ArgumentParser:
         "new", help="print a commented file that already works: the plain loop",
         description="Prints a commented kernel file that already works, with its operator's contract.",
     )  # fmt: skip
-    new.add_argument("operator", help=", ".join(CONTRACTS))
+    which = new.add_mutually_exclusive_group(required=True)
+    which.add_argument("operator", nargs="?", help=", ".join(CONTRACTS))
+    which.add_argument(
+        "--pack", metavar="PACK",
+        help=f"what an assignment starts from: {', '.join(packs.names())}, or a folder",
+    )  # fmt: skip
     new.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="default: cuda")
     new.add_argument(
         "--output", metavar="FILE", help="write it there, where there is none (default: standard output)"
@@ -56,6 +65,20 @@ def parser() -> argparse.ArgumentParser:
         help="CUDA: again under compute-sanitizer's memcheck, racecheck, initcheck and synccheck; C++: "
         "compiled with AddressSanitizer and UndefinedBehaviorSanitizer, not timed",
     )  # fmt: skip
+    grades = commands.add_parser(
+        "grade", help="mark a class's kernels by a problem pack: points as CSV",
+        description="Checks and times submissions for an assignment, each in a process of its own, against "
+        "the assignment's baseline. Whatever a submission does, the others are marked.",
+    )  # fmt: skip
+    grades.add_argument("files", metavar="SUBMISSION", nargs="+", help="kernel files")
+    grades.add_argument(
+        "--pack", required=True, metavar="PACK", help=f"{', '.join(packs.names())}, or a folder"
+    )
+    _add_common(grades)
+    _add_rounds(grades, 20, 3)
+    grades.add_argument(
+        "--csv", metavar="PATH", help="write the marks as CSV; - for standard output"
+    )
     ranks = commands.add_parser(
         "rank", help="check and time many on a network's nodes: a board",
         description="Checks and times kernels on the nodes of a network, each in a process of its own, on "
@@ -70,15 +93,7 @@ def parser() -> argparse.ArgumentParser:
         "--batch", type=cli.whole_number(1, 65536), default=16, metavar="N",
         help="images per call (default: 16)",
     )  # fmt: skip
-    ranks.add_argument(
-        "--calls", type=cli.whole_number(2, 10_000), default=60, metavar="N",
-        help="timed calls of each node (default: 60)",
-    )  # fmt: skip
-    ranks.add_argument(
-        "--rounds", type=cli.whole_number(1, 100), default=rank.ROUNDS, metavar="N",
-        help="times through all kernels, each kernel in a new process, in random order, with the calls "
-        f"shared among them; kernels are ranked by these processes (default: {rank.ROUNDS})",
-    )  # fmt: skip
+    _add_rounds(ranks, 60, rank.ROUNDS)
     ranks.add_argument(
         "--beside", default="", metavar="NAME,...",
         help="the engine's own kernels that are timed too, such as if,tiled,blocked, and torch",
@@ -91,6 +106,18 @@ def parser() -> argparse.ArgumentParser:
         "--html", metavar="PATH", help="write the board as one page; - for standard output"
     )
     return p
+
+
+def _add_rounds(p: argparse.ArgumentParser, calls: int, rounds: int) -> None:
+    p.add_argument(
+        "--calls", type=cli.whole_number(2, 10_000), default=calls, metavar="N",
+        help=f"timed calls of each node (default: {calls})",
+    )  # fmt: skip
+    p.add_argument(
+        "--rounds", type=cli.whole_number(1, 100), default=rounds, metavar="N",
+        help="times through all kernels, each kernel in a new process, in random order, with the calls "
+        f"shared among them; kernels are compared by these processes (default: {rounds})",
+    )  # fmt: skip
 
 
 def _add_common(p: argparse.ArgumentParser) -> None:
@@ -121,12 +148,17 @@ def main(arguments: list[str] | None = None) -> int:
 def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     options.words = sys.argv[1:] if arguments is None else arguments
-    return {"new": _new, "check": _check, "rank": _rank}[options.action](options)
+    return {"new": _new, "check": _check, "rank": _rank, "grade": _grade}[options.action](options)
 
 
 def _new(options: argparse.Namespace) -> int:
-    name = f"my_{options.operator}.{templates.ENDINGS[options.device]}"
-    content = templates.text(options.operator, options.device, options.output or name)
+    pack = None if options.pack is None else packs.find(options.pack)
+    operator = options.operator if pack is None else pack.operator
+    name = options.output or f"my_{operator}.{templates.ENDINGS[options.device]}"
+    if pack is None:
+        content = templates.text(operator, options.device, name)
+    else:
+        content = pack.starter(options.device, name)
     if options.output is None:
         print(content, end="")
     else:
@@ -157,6 +189,47 @@ def _check(options: argparse.Namespace) -> int:
     return cli.DONE
 
 
+def _grade(options: argparse.Namespace) -> int:
+    outputs = {"--json": options.json, "--csv": options.csv}
+    cli.check_outputs(outputs, options.files)
+    pack = packs.find(options.pack)
+    kind = (options.device or grade.device_of(options.files)).partition(":")[0]
+    device = devices.select(options.device or kind)
+    options.network, options.model, options.batch = pack.network, pack.model, pack.batch
+    options.input_shape, options.constant = [], []
+    name, batch, graph = _graph(options)
+    show = not options.quiet and "-" not in outputs.values()
+    with tempfile.TemporaryDirectory() as room:
+        entries = grade.entries_of(options.files, pack, device.kind, Path(room))
+        found = _board(options, pack.operator, device, name, batch, graph, entries)
+
+        def kept(entries: list[rank.Entry], complete: bool = False) -> None:
+            found.entries, found.complete = entries, complete
+            baseline = next(entry for entry in entries if entry.name == grade.BASELINE)
+            if complete or baseline.processes:  # marks so far are kept, whatever comes next
+                _write_marks(outputs, found, pack, complete)
+
+        _run(options, found, graph, device, kept, teller(show))
+    if show:
+        baseline = next(entry for entry in found.entries if entry.name == grade.BASELINE)
+        cli.show(grade.text(grade.grades(found.entries, pack), pack, baseline))
+    return cli.DONE
+
+
+def _write_marks(
+    outputs: dict[str, str | None], found: rank.Board, pack: packs.Pack, complete: bool
+) -> None:
+    """Writes a class's marks where --json and --csv say; to standard output once they are complete."""
+    marks = grade.grades(found.entries, pack)
+    content = {**found.to_dict(), "pack": pack.name, "grades": [mark.to_dict() for mark in marks]}
+    for path, text_of in (
+        (outputs["--json"], lambda: json.dumps(content, indent=1) + "\n"),
+        (outputs["--csv"], lambda: grade.table(marks)),
+    ):
+        if path and (complete or path != "-"):
+            write_text(path, text_of())
+
+
 def _rank(options: argparse.Namespace) -> int:
     outputs = {"--json": options.json, "--html": options.html}
     cli.check_outputs(outputs, options.files)
@@ -171,31 +244,46 @@ def _rank(options: argparse.Namespace) -> int:
         raise expected("--device", f"{kind}, for which the files are", options.device)
     device = devices.select(options.device or kind)
     name, batch, graph = _graph(options)
-    cases = rank.nodes_of(graph, op)
-    threads = thread_counts.check(options.threads, "--threads")
-    found = rank.Board(
-        name, op, device.name, batch, threads, options.calls, options.rounds,
-        sum(case.graph.cost_of(case.node).flops for case in cases),
-        [case.label for case in cases], entries, environment.describe(device),
-        shlex.join(["python", "-m", "cnn_engine.kernel", *options.words]),
-    )  # fmt: skip
+    found = _board(options, op, device, name, batch, graph, entries)
 
     def kept(entries: list[rank.Entry], complete: bool = False) -> None:
         found.entries, found.complete = entries, complete
         if options.json and (complete or options.json != "-"):
             write_text(options.json, json.dumps(found.to_dict(), indent=1) + "\n")
 
-    entries = rank.rank(
-        entries, cases, device.name, threads, options.calls, options.rounds, _limits(options),
-        teller(show), kept,
-    )  # fmt: skip
-    teller(show)("")
-    kept(entries, complete=True)
+    _run(options, found, graph, device, kept, teller(show))
     if options.html:
         write_text(options.html, leaderboard.page(found))
     if show:
         cli.show(text.board(found))
-    return cli.DONE if any(e.fault is None for e in entries) else cli.CHECK_FAILED
+    return cli.DONE if any(e.fault is None for e in found.entries) else cli.CHECK_FAILED
+
+
+def _board(
+    options: argparse.Namespace, op: str, device: Any, network: str, batch: int, graph: Graph,
+    entries: list[rank.Entry],
+) -> rank.Board:  # fmt: skip
+    """Returns the board of a network's nodes, on which nothing has been timed."""
+    cases = rank.nodes_of(graph, op)
+    return rank.Board(
+        network, op, device.name, batch, thread_counts.check(options.threads, "--threads"),
+        options.calls, options.rounds, sum(case.graph.cost_of(case.node).flops for case in cases),
+        [case.label for case in cases], entries, environment.describe(device),
+        shlex.join(["python", "-m", "cnn_engine.kernel", *options.words]),
+    )  # fmt: skip
+
+
+def _run(
+    options: argparse.Namespace, found: rank.Board, graph: Graph, device: Any,
+    kept: Callable[..., None], progress: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Checks and times a board's entries; ``kept`` is called with them after each process."""
+    entries = rank.rank(
+        found.entries, rank.nodes_of(graph, found.operator), device.name, found.threads,
+        options.calls, options.rounds, _limits(options), progress, kept,
+    )  # fmt: skip
+    progress("")
+    kept(entries, complete=True)
 
 
 def _graph(options: argparse.Namespace) -> tuple[str, int, Graph]:
