@@ -339,7 +339,7 @@ def quick_pixels(image: np.ndarray, preprocess: Preprocess) -> np.ndarray | None
     size = preprocess.resized(height, width)
     if size == (height, width):
         left, top, right, bottom = _window(preprocess, width, height)
-        if left < 0 or top < 0:
+        if left < 0 or top < 0 or right > width or bottom > height:
             return None
         return image[top:bottom, left:right].transpose(2, 0, 1)
     return _resampled(image, preprocess) if _quick(preprocess, (height, width)) else None
@@ -350,8 +350,9 @@ def _quick(preprocess: Preprocess, size: tuple[int, int]) -> bool:
     method, to = preprocess.interpolation, preprocess.resized(*size)
     if method not in resample.METHODS or to[0] * to[1] > MOST_PIXELS:
         return False
-    left, top, _, _ = _window(preprocess, to[1], to[0])
-    return left >= 0 and top >= 0 and resample.agrees(size, to, method)
+    left, top, right, bottom = _window(preprocess, to[1], to[0])
+    inside = left >= 0 and top >= 0 and right <= to[1] and bottom <= to[0]
+    return inside and resample.agrees(size, to, method)
 
 
 def _resampled(image: np.ndarray, preprocess: Preprocess) -> np.ndarray:
