@@ -15,6 +15,7 @@ import numpy as np
 from ..engine.device_images import DeviceImages
 from ..errors import expected
 from ..locks import ForkSafeLock
+from ..workload import Samples
 
 #: Bytes that are worth a thread of their own, and threads that read: a GPU takes more bytes per second than
 #: one thread copies from the system's cache.
@@ -48,12 +49,14 @@ class Slot:
         """Makes all images black."""
         self.images(dtype)[...] = 0
 
-    def predict(self, dtype: str, rows: np.ndarray, batch: int) -> None:
-        """Fills ``rows``, float32 [N, classes], with those of the first N images, in passes over ``batch``.
+    def predict(self, dtype: str, rows: Samples, batch: int) -> None:
+        """Fills ``rows`` with the outputs for the first N images, in passes over ``batch``.
 
         On CUDA they are page-locked.
         """
-        self._engine.predict(self.images(dtype)[: len(rows)], batch=batch, out=rows)
+        images = self.images(dtype)[: len(rows)]
+        out = rows.arrays if len(rows.arrays) > 1 else next(iter(rows.arrays.values()))
+        self._engine.predict(images, batch=batch, out=out)
 
 
 class DeviceSlot(Slot):
@@ -65,8 +68,9 @@ class DeviceSlot(Slot):
     def clear(self, dtype: str) -> None:
         read_into_device(File("/dev/zero"), self.images(dtype), 0)
 
-    def predict(self, dtype: str, rows: np.ndarray, batch: int) -> None:
-        self.images(dtype)[: len(rows)].predict(rows)
+    def predict(self, dtype: str, rows: Samples, batch: int) -> None:
+        (probabilities,) = rows.arrays.values()
+        self.images(dtype)[: len(rows)].predict(probabilities)
 
 
 class Slots(Generic[Memory]):

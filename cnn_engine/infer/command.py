@@ -355,6 +355,8 @@ class _Run:
             for key in ("network", "model_sha256", "device_kind", "variant", "reduction", "dtype", "batch",
                         "classes", "numbers", "preprocess")
         }  # fmt: skip
+        if hello["columns"] is not None:
+            settings["outputs"] = hello["columns"]
         settings["top"] = options.top
         settings["columns"] = self._wanted_columns
         begin = perf_counter()

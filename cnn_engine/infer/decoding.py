@@ -27,15 +27,23 @@ class Decoder:
     Args:
         shape: [C, H, W] of the network's images.
         preprocess: what is done to every image; None: they must be of the network's size.
+        normalises: whether pixels become float32 here, and not in the network; None: where there is a mean or
+            a standard deviation.
 
     Attributes:
-        normalises: whether pixels become float32 here, and not in the network.
+        normalises: as above.
     """
 
-    def __init__(self, shape: tuple[int, ...], preprocess: Preprocess | None, threads: int) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        preprocess: Preprocess | None,
+        threads: int,
+        normalises: bool | None = None,
+    ) -> None:
         self._shape = tuple(shape)
         self._preprocess = preprocess or Preprocess()
-        self.normalises = preprocess is not None and preprocess.normalises
+        self.normalises = self._preprocess.normalises if normalises is None else normalises
         self._jpeg = None
         if self._shape[0] in (1, 3):
             self._jpeg = _simplejpeg()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,10 @@ import numpy as np
 
 from ..errors import CnnEngineError
 from ..io.files import describe_os_error
+from ..io.model_metadata import CLASSES
+from . import columns as outputs
 from . import packages
+from .columns import Column, RowsFile
 
 #: Bytes of probabilities that are written as one row group, and how many rows that may be: what Arrow makes
 #: of them on the way stays in a core's caches, and is little of a process's memory.
@@ -35,9 +39,6 @@ class OutputError(CnnEngineError):
 #: Bad images and lost labels of a shard that are kept by name.
 NAMED = 5
 
-#: What a network's numbers are called in columns: the first where it ends in a softmax.
-PROBABILITIES, OUTPUTS = "probabilities", "outputs"
-
 
 @dataclass(frozen=True)
 class Record:
@@ -50,6 +51,7 @@ class Record:
         label_texts: labels that are texts, in a column of their own.
         labels_lost: labels that were there and are in no column.
         bad, lost: the first :data:`NAMED` bad images and lost labels, each with what is wrong.
+        arrays: the files of large outputs beside it: ``name``, ``bytes``, and ``sha256`` of the rows.
     """
 
     rows: int
@@ -59,6 +61,7 @@ class Record:
     labels_lost: int = 0
     bad: tuple[str, ...] = field(default=(), compare=False)
     lost: tuple[str, ...] = field(default=(), compare=False)
+    arrays: tuple[dict[str, Any], ...] = ()
 
     @classmethod
     def of(cls, facts: dict[str, Any], size: int) -> Record:
@@ -78,7 +81,19 @@ class Record:
                 raise ValueError("names")
         if counts["errors"] > counts["rows"]:
             raise ValueError("errors")
-        return cls(**counts, bytes=size, **{name: tuple(some) for name, some in names.items()})
+        arrays = facts.get("arrays", [])
+        if not isinstance(arrays, list | tuple) or not all(map(_is_noted, arrays)):
+            raise ValueError("arrays")
+        kept = {name: tuple(some) for name, some in names.items()}
+        return cls(**counts, bytes=size, **kept, arrays=tuple(arrays))
+
+
+def _is_noted(one: Any) -> bool:
+    """Whether JSON says of a file in the folder what :meth:`.RowsFile.facts` does."""
+    kinds = {"name": str, "bytes": int, "sha256": str}
+    if not isinstance(one, dict) or {name: type(value) for name, value in one.items()} != kinds:
+        return False
+    return os.path.basename(one["name"]) == one["name"] and one["name"].endswith(".npy")
 
 
 class Faults:
@@ -98,32 +113,42 @@ class Faults:
         self.names = (self.names + others.names)[:NAMED]
 
 
-def schema(classes: int, top: int | None, numbers: str = PROBABILITIES, texts: bool = False) -> Any:
+def schema(
+    columns: Sequence[Column],
+    top: int | None,
+    texts: bool = False,
+    names: Sequence[str] | None = None,
+) -> Any:
     """Returns the columns: the same in every file of a run, whatever is known of the images.
 
     Args:
-        classes: numbers that the network gives for an image.
-        top: how many of the largest are kept; None: all.
-        numbers: what they are called, :data:`PROBABILITIES` or :data:`OUTPUTS`.
+        columns: of outputs.
+        top: how many of the largest numbers of the only one are kept; None: all.
         texts: whether labels may be texts.
+        names: of classes, where they are known.
     """
     pa = packages.arrow()
+    numbers = columns[0].title
     if top is None:
-        columns = [pa.field(numbers, pa.list_(pa.float32(), classes))]
+        fields = [column.field() for column in columns if not column.in_files]
     else:
-        columns = [
+        fields = [
             pa.field("top_classes", pa.list_(pa.int32(), top)),
+            *([pa.field("top_names", pa.list_(pa.string()))] if names else []),
             pa.field(f"top_{numbers}", pa.list_(pa.float32(), top)),
         ]
+    metadata = {NUMBERS_KEY: numbers} if numbers in (outputs.PROBABILITIES, outputs.OUTPUTS) else {}
+    if names:
+        metadata[CLASSES] = json.dumps(list(names), ensure_ascii=False)
     return pa.schema(
         [
             pa.field("id", pa.string(), nullable=False),
-            *columns,
+            *fields,
             pa.field("label", pa.int64()),
             *([pa.field("label_text", pa.string())] if texts else []),
             pa.field("error", pa.string()),
         ],
-        {NUMBERS_KEY: numbers},
+        metadata,
     )
 
 
@@ -143,7 +168,7 @@ class ShardFile:
         folder: where the shard's file is to be.
         temporary: the temporary file's path, in a folder of the same file system.
         run: what tells this run's files from another's.
-        classes, top, numbers, texts: see :func:`schema`.
+        columns, top, texts, names: see :func:`schema`.
 
     Raises:
         OutputError: it cannot be created or, in any method, written.
@@ -155,26 +180,34 @@ class ShardFile:
         temporary: Path,
         name: str,
         run: str,
-        classes: int,
-        top: int | None,
-        numbers: str = PROBABILITIES,
+        columns: Sequence[Column],
+        top: int | None = None,
         texts: bool = False,
+        names: Sequence[str] | None = None,
     ) -> None:
         self._final, self._temporary, self._name, self._run = (
             folder / f"{name}.parquet", temporary, name, run,
         )  # fmt: skip
-        self._classes, self._top, self._texts = classes, top, texts
-        self._schema = schema(classes, top, numbers, texts)
-        self._group = min(max(GROUP_BYTES // (4 * (top or classes)), LEAST_ROWS), MOST_ROWS)
+        self._columns = [column for column in columns if not column.in_files]
+        self._top, self._texts, self._names = top, texts, names
+        self._schema = schema(columns, top, texts, names)
+        each = 4 * top if top else outputs.row_bytes(self._columns)
+        self._group = min(max(GROUP_BYTES // max(each, 1), LEAST_ROWS), MOST_ROWS)
         self._parts: list[Any] = []
         self._waiting = self.rows = self._label_texts = 0
         self._bad, self._lost = Faults(), Faults()
         self._complete = False
         pa, pq = packages.arrow(), packages.parquet()
-        plain = (numbers, f"top_{numbers}")
+        plain = [title for column in columns for title in (column.title, f"top_{column.title}")
+                 if column.is_number]  # fmt: skip
+        self._arrays: list[tuple[Column, RowsFile]] = []
         with _written(self._final):
             self._file = open(temporary, "xb")  # noqa: SIM115
             try:
+                for number, column in enumerate(columns):
+                    if column.in_files:
+                        path = temporary.with_name(f"{temporary.name}.{number}")
+                        self._arrays.append((column, RowsFile(path, column)))
                 # Arrow's own file: what it writes needs no lock of Python's.
                 self._sink = pa.OSFile(os.fsencode(temporary), "wb")
                 self._writer = pq.ParquetWriter(
@@ -193,22 +226,35 @@ class ShardFile:
                     write_batch_size=BATCH_LEVELS,
                 )
             except BaseException:
+                for _, array in self._arrays:
+                    array.close()
                 self._file.close()
                 raise
 
     def add(
-        self, ids: Any, rows: np.ndarray, labels: Any, errors: dict[int, str], texts: Any = None
+        self,
+        ids: Any,
+        rows: Mapping[str, np.ndarray],
+        labels: Any,
+        errors: dict[int, str],
+        texts: Any = None,
     ) -> None:
-        """Writes ``rows``, float32 [N, classes], which may change once it returns; a bad image has none.
+        """Writes ``rows``, which may change once it returns; a bad image has none.
 
         Rows that are fewer than a row group wait for more.
 
         Args:
+            rows: output -> [N, ...].
             ids, labels, texts: of each row, as lists or as Arrow has them; texts None: no label is one.
             errors: position -> what is wrong with that image.
         """
         full = self._waiting + len(ids) >= self._group
-        self._parts.append(self._batch(ids, rows if full else rows.copy(), labels, errors, texts))
+        with _written(self._final):
+            for column, file in self._arrays:
+                file.add(rows[column.output], sorted(errors))
+        kept = [rows[column.output] for column in self._columns]
+        kept = kept if full else [array.copy() for array in kept]
+        self._parts.append(self._batch(ids, kept, labels, errors, texts))
         self._waiting += len(ids)
         self.rows += len(ids)
         for at in sorted(errors):
@@ -223,7 +269,7 @@ class ShardFile:
         self._lost.join(labels)
 
     def _batch(
-        self, ids: Any, rows: np.ndarray, labels: Any, errors: dict[int, str], texts: Any
+        self, ids: Any, rows: list[np.ndarray], labels: Any, errors: dict[int, str], texts: Any
     ) -> Any:
         pa = packages.arrow()
         count = len(ids)
@@ -233,13 +279,11 @@ class ShardFile:
             mask[list(errors)] = True
             bad = pa.array(mask)
         if self._top is None:
-            numbers = [(rows, self._classes)]
+            lists = [
+                column.array(array, bad) for column, array in zip(self._columns, rows, strict=True)
+            ]
         else:
-            numbers = [(array, self._top) for array in best(rows, self._top)]
-        lists = [
-            pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), size, mask=bad)
-            for array, size in numbers
-        ]
+            lists = self._best(rows[0], bad)
         messages = pa.nulls(count, pa.string())
         if errors:
             messages = pa.array([errors.get(at) for at in range(count)], pa.string())
@@ -249,6 +293,19 @@ class ShardFile:
             texts = pa.nulls(count, pa.string()) if texts is None else texts
             labels.append(texts if isinstance(texts, pa.Array) else pa.array(texts, pa.string()))
         return pa.record_batch([ids, *lists, *labels, messages], schema=self._schema)
+
+    def _best(self, rows: np.ndarray, bad: Any) -> list[Any]:
+        pa = packages.arrow()
+        classes, values = best(rows, self._top)
+        lists = [
+            pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), self._top, mask=bad)
+            for array in (classes, values)
+        ]
+        if self._names:
+            names = [[self._names[number] for number in row] for row in classes]
+            mask = None if bad is None else np.asarray(bad)
+            lists.insert(1, pa.array(names, pa.list_(pa.string()), mask=mask))
+        return lists
 
     def _write(self) -> None:
         """Writes all rows that there are, as row groups of one size."""
@@ -262,8 +319,10 @@ class ShardFile:
         """Gives the system all of the file: nothing of it is in this process any more."""
         if self._waiting or not self.rows:
             self._write()
-        facts = {"run": self._run, "shard": self._name, **self._facts()}
         with _written(self._final):
+            for _, array in self._arrays:
+                array.complete()
+            facts = {"run": self._run, "shard": self._name, **self._facts()}
             self._writer.add_key_value_metadata({KEY: json.dumps(facts).encode()})
             self._writer.close()
             self._sink.close()
@@ -277,26 +336,43 @@ class ShardFile:
             "labels_lost": self._lost.count,
             "bad": self._bad.names,
             "lost": self._lost.names,
-        }
+            **({"arrays": [file.facts(self._array(column)) for column, file in self._arrays]}
+               if self._arrays else {}),
+        }  # fmt: skip
+
+    def _array(self, column: Column) -> str:
+        return f"{self._name}.{column.title}.npy"
+
+    @property
+    def paths(self) -> list[Path]:
+        """Where the file, and those of large outputs, are or are to be."""
+        arrays = [self._final.with_name(self._array(column)) for column, _ in self._arrays]
+        return [self._final, *arrays]
 
     def commit(self) -> Record:
         """Completes the file and gives it its name, on the disk before it returns; returns what is in it."""
         if not self._complete:
             self.complete()
+        facts = self._facts()
         with _written(self._final):
+            # First, so that where the shard's own file is, all is.
+            for (_, array), path in zip(self._arrays, self.paths[1:], strict=True):
+                array.commit(path)
             os.fsync(self._file.fileno())
             size = os.fstat(self._file.fileno()).st_size
             self._file.close()
             publish(self._temporary, self._final)
-        return Record.of(self._facts(), size)
+        return Record.of(facts, size)
 
     def discard(self) -> None:
         """Removes what was written."""
-        for file in (self._writer, self._sink, self._file):
+        arrays = [file for _, file in self._arrays]
+        for file in (self._writer, self._sink, self._file, *arrays):
             with suppress(Exception):  # what could not be written cannot be closed well either
                 file.close()
-        with suppress(OSError):
-            os.unlink(self._temporary)
+        for path in (self._temporary, *(file.path for file in arrays)):
+            with suppress(OSError):
+                os.unlink(path)
 
 
 class _written:
@@ -360,7 +436,9 @@ def inspect(path: Path, name: str, run: str) -> Record | None:
     except ValueError:
         return None
     same = (facts.get("run"), facts.get("shard"), record.rows) == (run, name, rows)
-    return record if same else None
+    if not same or any(outputs.fault(path.with_name(a["name"]), a, False) for a in record.arrays):
+        return None
+    return record
 
 
 def is_of_others(path: Path, name: str, run: str) -> bool:
@@ -389,7 +467,7 @@ def _footer(path: Path) -> tuple[dict[str, Any], int, int] | None:
 
 
 def verify(path: Path) -> str | None:
-    """Reads all of a shard's file with the checksums of its pages; returns what is wrong, or None."""
+    """Reads all of a shard's files with their checksums; returns what is wrong, or None."""
     pa, pq = packages.arrow(), packages.parquet()
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -397,4 +475,6 @@ def verify(path: Path) -> str | None:
                 file.read_row_group(group)
     except (OSError, pa.ArrowException) as error:
         return " ".join(str(error).split())
-    return None
+    noted = _footer(path)[0].get("arrays", [])
+    faults = (outputs.fault(path.with_name(one["name"]), one, True) for one in noted)
+    return next(filter(None, faults), None)

@@ -3,6 +3,7 @@
 ::
 
     DIR/shard-000000.parquet ...   the rows; complete, or not there
+    DIR/shard-000000.NAME.npy ...  those of a large output; complete where the shard's Parquet file is there
     DIR/_manifest.json             what is there, made of the files whenever a command ends
     DIR/_run/run.json              settings, plan and software; its name appears when planning is complete
     DIR/_run/pieces, shards        the plan (Arrow files)
@@ -333,13 +334,15 @@ class Folder:
         return found
 
     def remove(self, shard: Shard) -> None:
-        """Removes a shard's file, which is broken.
+        """Removes a shard's files, one of which is broken.
 
         Raises:
             OutputError: it cannot be removed.
         """
         try:
             self.shard_path(shard).unlink(missing_ok=True)
+            for path in self.path.glob(f"{shard.name}.*.npy"):
+                path.unlink(missing_ok=True)
             output.sync_folder(self.path)
         except OSError as error:
             reason = describe_os_error(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,8 +18,10 @@ from ..errors import CnnEngineError
 from ..graph.model import Model
 from ..io.files import describe_os_error
 from ..locks import ForkSafeLock
+from ..workload import Samples
 from . import readers
 from .buffers import ARRAY_KINDS, DeviceSlot, Slot, Slots
+from .columns import Column, memory, row_bytes
 from .decoding import Decoder
 from .output import Faults, OutputError, Record, ShardFile
 from .readers import Chunk
@@ -54,7 +56,7 @@ class Settings:
         run: what tells this run's files from another's.
         batch: images per pass, and a chunk.
         top: classes that are kept of an image; None: all.
-        numbers, texts: see :func:`.output.schema`.
+        columns, texts, names: see :func:`.output.schema`.
     """
 
     folder: Path
@@ -63,12 +65,15 @@ class Settings:
     batch: int
     top: int | None
     wanted: Wanted
-    numbers: str
+    columns: tuple[Column, ...]
     texts: bool
+    names: tuple[str, ...] | None = None
 
-    def file(self, folder: Path, temporary: Path, name: str, run: str, classes: int) -> ShardFile:
+    def file(self, folder: Path, temporary: Path, name: str, run: str) -> ShardFile:
         """Begins a file of rows."""
-        return ShardFile(folder, temporary, name, run, classes, self.top, self.numbers, self.texts)
+        return ShardFile(
+            folder, temporary, name, run, self.columns, self.top, self.texts, self.names
+        )
 
 
 @dataclass
@@ -119,7 +124,7 @@ class Pipeline:
         decoder: Decoder,
         settings: Settings,
         slots: dict[type[Slot], list[Slot]],
-        rows: list[np.ndarray],
+        rows: list[Samples],
         computed: Callable[[Shard], None],
         done: Callable[[Shard, Record | None, tuple[str, str] | None, float], None],
     ) -> None:
@@ -135,8 +140,8 @@ class Pipeline:
         self._read: queue.Queue = queue.Queue(READ_AHEAD)
         self._decoding: queue.Queue = queue.Queue(1)  # the next beside the one that is waited for
         self._decoded: queue.Queue = queue.Queue(SLOTS)
-        make_rows = partial(engine.empty_probabilities, settings.batch)
-        self._rows = Slots(waiting_chunks(engine, settings.batch), make_rows, rows)
+        make_rows = partial(memory, engine, settings.batch)
+        self._rows = Slots(waiting_chunks(settings.columns, settings.batch), make_rows, rows)
         self._written: queue.Queue[Job] = queue.Queue()  # begun to be computed, for any writer
         self._complete: queue.Queue[tuple[Job, ShardFile]] = queue.Queue()
         self._counting = ForkSafeLock()  # what several threads count
@@ -262,7 +267,7 @@ class Pipeline:
     def _give_back(self, slot: Slot) -> None:
         self._slots[type(slot)].put(slot)
 
-    def compute(self, chunk: Chunk, rows: np.ndarray) -> None:
+    def compute(self, chunk: Chunk, rows: Samples) -> None:
         """Fills the first ``rows`` with those of a chunk's images."""
         slot, count = chunk.slot, len(chunk)
         images = slot.images(chunk.dtype)
@@ -337,7 +342,7 @@ class Pipeline:
         self._on_done(job.shard, record, job.failed, perf_counter() - job.begin)
 
     @contextmanager
-    def memory(self, shard: Shard) -> Iterator[tuple[list[Slot], np.ndarray]]:
+    def memory(self, shard: Shard) -> Iterator[tuple[list[Slot], Samples]]:
         """Lends all slots for a shard's chunks, and memory for the rows of one, while none is under way."""
         slots, rows = self.slots_of(shard), self._rows.take()
         lent = [slots.take() for _ in range(slots.most)]
@@ -352,24 +357,26 @@ class Pipeline:
         """Begins a shard's file."""
         settings = self._settings
         temporary = settings.temporary / f"{job.shard.name}.{job.attempt}"
-        classes = self._engine.network.classes
-        return settings.file(settings.folder, temporary, job.shard.name, settings.run, classes)
+        return settings.file(settings.folder, temporary, job.shard.name, settings.run)
 
 
 #: What is wrong with an image that the network makes NaN of.
 NOT_A_NUMBER = "expected numbers of the network, found NaN, as of an image that has NaN in it"
 
 
-def _add(file: ShardFile, chunk: Chunk, rows: np.ndarray) -> None:
+def _add(file: ShardFile, chunk: Chunk, rows: Samples) -> None:
     found = rows[: len(chunk)]
-    if np.isnan(found.min()):  # which takes a fraction of the time of looking at each
-        for at in np.flatnonzero(np.isnan(found).any(axis=1)).tolist():
-            chunk.errors.setdefault(at, NOT_A_NUMBER)
+    for array in found.arrays.values():
+        # The least takes a fraction of the time of looking at each.
+        if array.dtype.kind == "f" and array.size and np.isnan(array.min()):
+            inside = np.isnan(array).reshape(len(array), -1).any(axis=1)
+            for at in np.flatnonzero(inside).tolist():
+                chunk.errors.setdefault(at, NOT_A_NUMBER)
     at = 0
     for ids, labels in chunk.columns():
         end = at + len(ids)
         errors = {k - at: what for k, what in chunk.errors.items() if at <= k < end}
-        file.add(ids, rows[at:end], labels.numbers, errors, labels.texts)
+        file.add(ids, found[at:end].arrays, labels.numbers, errors, labels.texts)
         lost = Faults()
         for k, what in labels.lost.items():
             lost.add(str(ids[k]), what)
@@ -378,9 +385,9 @@ def _add(file: ShardFile, chunk: Chunk, rows: np.ndarray) -> None:
     file.lose(chunk.orphans)
 
 
-def waiting_chunks(engine: Any, batch: int) -> int:
+def waiting_chunks(columns: Sequence[Column], batch: int) -> int:
     """Returns for how many chunks there is memory for rows."""
-    chunks = WAITING_BYTES // (4 * batch * engine.network.classes)
+    chunks = WAITING_BYTES // max(batch * row_bytes(columns), 1)
     return min(max(chunks, LEAST_WAITING), MOST_WAITING)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..locks import ForkSafeLock
+from ..workload import Samples
 from . import readers
 from .buffers import DeviceSlot, Slot
 from .decoding import Decoder
@@ -49,7 +50,7 @@ class Bench:
     decoder: Decoder
     settings: Settings
     slots: list[Slot]
-    rows: np.ndarray
+    rows: Samples
     shards: list[Shard]
     attempt: str
 
@@ -184,7 +185,8 @@ def _writes(bench: Bench, slots: list[Slot]) -> list[Iterator[Step]]:
     sample, settings = _sample(bench, slots), bench.settings
     if not sample:
         return []
-    rows = np.random.default_rng(0).random(bench.rows.shape, np.float32)
+    generator = np.random.default_rng(0)
+    rows = Samples({n: _noise(generator, a) for n, a in bench.rows.arrays.items()}, len(bench.rows))
     known = [shard.images for shard in bench.shards if shard.images > 0]
     images = sum(known) // len(known) if known else sum(map(len, sample))
     writers = WRITERS[bench.engine.device.kind]
@@ -206,8 +208,7 @@ def _writes(bench: Bench, slots: list[Slot]) -> list[Iterator[Step]]:
         for number in count():
             name = f"measured-{bench.attempt}-{writer}-{number}"
             temporary = settings.temporary / name
-            folder, classes = settings.temporary, rows.shape[1]
-            file = settings.file(folder, temporary, name, "measured", classes)
+            file = settings.file(settings.temporary, temporary, name, "measured")
             # The first files end one after the other, as in a run.
             left = images if number else max(images * (writer + 1) // writers, 1)
             try:
@@ -215,19 +216,26 @@ def _writes(bench: Bench, slots: list[Slot]) -> list[Iterator[Step]]:
                     ids, labels = next(parts)
                     some = min(left, len(ids))
                     part = labels[:some]
-                    file.add(ids[:some], rows[:some], part.numbers, {}, part.texts)
+                    file.add(ids[:some], rows[:some].arrays, part.numbers, {}, part.texts)
                     left -= some
                     yield some, 0
                 file.complete()
             except BaseException:
                 file.discard()
                 raise
-            made.append(settings.temporary / f"{name}.parquet")
+            made.extend(file.paths)
             committed.append(pool.submit(file.commit))
             if len(committed) > share:
                 yield 0, committed.popleft().result().bytes
 
     return [steps(writer) for writer in range(writers)]
+
+
+def _noise(generator: np.random.Generator, like: np.ndarray) -> np.ndarray:
+    """Returns what a writer has to write of an array's type and shape."""
+    if like.dtype == np.float32:
+        return generator.random(like.shape, np.float32)
+    return generator.integers(0, 2, like.shape).astype(like.dtype)
 
 
 def _whole(steps: Iterator[Step]) -> Iterator[Step]:

@@ -218,10 +218,22 @@ def lowest(ceilings: dict[str, dict[str, Any]]) -> str | None:
     return min(limits, key=lambda name: ceilings[name]["images_per_s"], default=None)
 
 
+def _rows(settings: dict[str, Any]) -> str:
+    """Returns which outputs are kept, and where those are that have files of their own."""
+    top, numbers = settings["top"], settings["numbers"]
+    if "outputs" not in settings:
+        return f"all {numbers}" if top is None else f"the {top} largest {numbers}"
+    words = []
+    for one in settings["outputs"]:
+        shape = " x ".join(map(str, one["shape"])) or "1"
+        where = f" in shard-*.{one['title']}.npy" if one["in_files"] else ""
+        words.append(f"{one['output']} {one['dtype']} {shape}{where}")
+    return "; ".join(words)
+
+
 def facts(document: dict[str, Any]) -> list[tuple[str, str]]:
     """Returns what ran, on what, and what became of it, a line each."""
     settings, plan = document["settings"], document["plan"]
-    top, numbers = settings["top"], settings["numbers"]
     variant = settings["variant"] + (" with reduction" if settings["reduction"] else "")
     planned = "" if plan["images"] < 0 else f", {units.counted(plan['images'], 'image')}"
     rows = [
@@ -230,7 +242,7 @@ def facts(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("Input", " ".join(document["inputs"])),
         ("Plan", f"{units.counted(plan['shards'], 'shard')}{planned}, {units.size(plan['bytes'])}"),
         ("Output", document["output"]),
-        ("Rows", f"all {numbers}" if top is None else f"the {top} largest {numbers}"),
+        ("Rows", _rows(settings)),
         ("Device", f"{document['device']}, {document['device_name']}"),
         ("Variant", f"{variant}, {settings['dtype']}, batch {units.count(settings['batch'])}"),
         (

@@ -22,16 +22,17 @@ import numpy as np
 
 from ..engine.engine import Engine
 from ..errors import CnnEngineError, UnsupportedError, expected
+from ..graph.form import form_of
 from ..graph.model import Model
-from ..io.model_metadata import preprocess_of
+from ..io.model_metadata import classes_of, preprocess_of
 from ..io.preprocess import Preprocess
 from ..locks import ForkSafeLock
 from ..measure import environment
-from ..workload import get, of_model
-from . import memory, packages, stage_limits
+from ..workload import Samples, get, of_model
+from . import columns, memory, packages, stage_limits
 from .buffers import Slot
 from .decoding import Decoder
-from .output import OUTPUTS, PROBABILITIES, Record, ShardFile
+from .output import Record, ShardFile
 from .pipeline import SLOTS, Pipeline, Settings, slot_type, waiting_chunks
 from .readers import dtype_of
 from .shards import Shard
@@ -71,9 +72,8 @@ class Worker:
         if config.get("model") is not None:
             shapes = {name: tuple(shape) for name, shape in config.get("input_shape") or []}
             constants = dict(config.get("constants") or [])
-            workload = of_model(config["model"], shapes, constants)
-            if reason := workload.network.why_not_images:
-                raise UnsupportedError(f"{config['model']}: {reason}; Engine.run takes any graph")
+            workload = of_model(config["model"], shapes, constants, preprocess=config["preprocess"])
+            check_form(workload.network)
         else:
             workload = get(config["network"])
         self.engine = Engine(
@@ -95,15 +95,22 @@ class Worker:
         if self._preprocess is not None:
             self._preprocess.check(network.input_shape)
         self.wanted = Wanted(tuple(network.input_shape), config["columns"])
-        self.decoder = Decoder(network.input_shape, self._preprocess, self.engine.threads)
+        self.decoder = Decoder(
+            network.input_shape, self._preprocess, self.engine.threads, self._normalises
+        )
+        self.columns = columns.of_engine(self.engine)
         self.batch = self._batch(config["batch"])
         self.top = config["top"]
+        named = classes_of(network) if self.is_of_rows else None
+        self.names = None if named is None else named.names
+        if self.top is not None and not self.is_of_rows:
+            raise expected("--top", "a network of classes", network.name)
         if self.top is not None and self.top > network.classes:
             raise expected("--top", f"at most {network.classes}, the network's classes", self.top)
         self.pipeline: Pipeline | None = None
         self._slots, self._rows = self._warm()
 
-    def _warm(self) -> tuple[dict[type[Slot], list[Slot]], list[np.ndarray]]:
+    def _warm(self) -> tuple[dict[type[Slot], list[Slot]], list[Samples]]:
         """Returns the pipeline's memory, for images and for rows, after a first pass and a first file.
 
         All of that takes long once on a GPU; on CPUs nothing is gained by it.
@@ -123,25 +130,27 @@ class Worker:
                 slot.images(dtype)
         dtype = (*floats, *pixels)[0]
         slots[0].clear(dtype)
-        count = waiting_chunks(self.engine, self.batch)
-        block = self.engine.empty_probabilities(count * self.batch)
-        rows = list(block.reshape(count, self.batch, -1))
+        count = waiting_chunks(self.columns, self.batch)
+        block = columns.memory(self.engine, count * self.batch)  # page-locked at once
+        rows = [block[at * self.batch : (at + 1) * self.batch] for at in range(count)]
         slots[0].predict(dtype, rows[0], self.batch)
         with tempfile.TemporaryDirectory() as name:
-            folder, classes = Path(name), self.engine.network.classes
-            file = ShardFile(folder, folder / "first", "first", "", classes, self.top)
-            file.add(["0"], rows[0][:1], [None], {})
+            folder = Path(name)
+            file = ShardFile(folder, folder / "first", "first", "", self.columns, self.top)
+            file.add(["0"], rows[0][:1].arrays, [None], {})
             file.commit()
         return {made: slots}, rows
 
     @property
-    def numbers(self) -> str:
-        """What the network's numbers are called."""
-        return PROBABILITIES if self.engine.gives_probabilities else OUTPUTS
+    def is_of_rows(self) -> bool:
+        """Whether the network gives one row of numbers for an image, as classifiers do."""
+        return self.engine.form.is_of_rows
 
     @property
     def _normalises(self) -> bool:
-        return self._preprocess is not None and self._preprocess.normalises
+        if self._preprocess is None:
+            return False
+        return self._preprocess.normalises or "uint8" not in self._reads
 
     @property
     def _reads(self) -> list[str]:
@@ -162,9 +171,10 @@ class Worker:
         image = int(np.prod(network.input_shape))
         if self._normalises:
             image *= 1 + 4  # the pixels, and float32 of them
+        largest = max(image, columns.row_bytes(self.columns))
         return min(
             self.engine.batch_size(None, 1 << 20),
-            max(CHUNK_BYTES[self.engine.device.kind] // image, 1),
+            max(CHUNK_BYTES[self.engine.device.kind] // largest, 1),
         )
 
     def hello(self) -> Message:
@@ -190,7 +200,8 @@ class Worker:
             "threads": engine.threads,
             "batch": self.batch,
             "classes": network.classes,
-            "numbers": self.numbers,
+            "numbers": self.columns[0].title if self.is_of_rows else columns.OUTPUTS,
+            "columns": None if self.is_of_rows else [one.to_dict() for one in self.columns],
             "shape": list(network.input_shape),
             "reads": self._reads,
             "normalises": self._normalises,
@@ -204,7 +215,7 @@ class Worker:
         """Begins with a folder: ``folder``, ``temporary``, ``run`` and ``texts``; see :class:`Settings`."""
         self.settings = Settings(
             Path(message["folder"]), Path(message["temporary"]), message["run"], self.batch,
-            self.top, self.wanted, self.numbers, message["texts"],
+            self.top, self.wanted, self.columns, message["texts"], self.names,
         )  # fmt: skip
         self.pipeline = Pipeline(
             self.engine, self.decoder, self.settings, self._slots, self._rows, self._computed,
@@ -265,6 +276,27 @@ class Worker:
     def _beat(self, never: threading.Event) -> None:
         while not never.wait(BEAT_S):
             self._emit(self.counts())
+
+
+def check_form(model: Model) -> None:
+    """Checks that a model takes images of a known size and gives, for each, rows of its own.
+
+    Raises:
+        UnsupportedError: it does not.
+    """
+    form = form_of(model, model.base)
+    if not form.is_of_images:
+        found = ", ".join(f"{v.name} {v.dtype} {list(v.shape)}" for v in model.inputs) or "none"
+        wanted = "one input, images [N, C, H, W]; Engine.run takes any graph"
+        raise UnsupportedError(f"{model.name}: expected {wanted}, found {found}")
+    if form.sizes_of is not None:
+        name, shape = model.inputs[0].name, list(model.inputs[0].shape)
+        wanted = f"a size of the images, by --preprocess letterbox=640 or --input-shape {name}=..."
+        raise UnsupportedError(f"{model.name}: expected {wanted}, found {shape}")
+    for value in form.outputs:
+        if value.name not in form.rows:
+            wanted = f"outputs with a row for each image, of {value.name}"
+            raise UnsupportedError(f"{model.name}: expected {wanted}, found {list(value.shape)}")
 
 
 def model_hash(engine: Engine) -> str:

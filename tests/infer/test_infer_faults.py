@@ -24,7 +24,7 @@ import pytest
 
 from cnn_engine import infer
 from cnn_engine.errors import InputError
-from cnn_engine.infer import local_pool, output, pipeline
+from cnn_engine.infer import columns, local_pool, output, pipeline
 from cnn_engine.infer.output import OutputError, Record
 from cnn_engine.infer.output_dir import Folder
 from cnn_engine.infer.shards import Shard
@@ -207,9 +207,9 @@ def test_a_shard_that_kills_three_workers_is_set_aside(tmp_path):
 
 
 def written(folder: Path, name: str, count: int = 5) -> output.ShardFile:
-    file = output.ShardFile(folder, folder / name, "shard-000000", "run", 3, None)
+    file = output.ShardFile(folder, folder / name, "shard-000000", "run", columns.of_rows(3))
     rows = np.arange(3 * count, dtype=np.float32).reshape(count, 3)
-    file.add([f"i{at}" for at in range(count)], rows, [None] * count, {1: "bad"})
+    file.add([f"i{at}" for at in range(count)], {"": rows}, [None] * count, {1: "bad"})
     return file
 
 
@@ -321,12 +321,12 @@ def test_rows_are_in_groups_and_their_memory_is_free_at_once(top, tmp_path, monk
     monkeypatch.setattr(output, "LEAST_ROWS", 7)
     monkeypatch.setattr(output, "MOST_ROWS", 7)
     rows = np.random.default_rng(0).random((30, 3), np.float32)
-    file = output.ShardFile(tmp_path, tmp_path / "t", "s", "run", 3, top)
+    file = output.ShardFile(tmp_path, tmp_path / "t", "s", "run", columns.of_rows(3), top)
     memory, at = np.empty((30, 3), np.float32), 0
     for cut in (1, 12, 4, 13):
         memory[:cut] = rows[at : at + cut]
         names = [f"i{number}" for number in range(at, at + cut)]
-        file.add(names, memory[:cut], [None] * cut, {0: "bad"} if cut == 13 else {})
+        file.add(names, {"": memory[:cut]}, [None] * cut, {0: "bad"} if cut == 13 else {})
         memory[:] = -1  # the next chunk's
         at += cut
     assert file.commit() == output.Record(30, 1, (tmp_path / "s.parquet").stat().st_size)
