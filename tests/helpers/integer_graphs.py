@@ -411,9 +411,9 @@ def exact(node: Node, graph, *arrays):
 
     For ``cnn_engine.graph.reference.reference``; what has no sums is computed by its own reference.
     """
-    op, given = node.op, [*arrays, *[None] * (10 - len(arrays))]
+    op, given = node.op, [*arrays, *[None] * (11 - len(arrays))]
     if op.kind == "quantized_conv2d":
-        x, w, scale, bias, x_zero, w_zero, y_zero, residual, r_scale, r_zero = given
+        x, w, scale, bias, x_zero, w_zero, y_zero, residual, r_scale, r_zero, table = given
         w = _whole(w, None if w_zero is None else w_zero.reshape(-1, 1, 1, 1))
         top, left, bottom, right = op.padding
         x = np.pad(_whole(x, x_zero), ((0, 0), (0, 0), (top, bottom), (left, right)))
@@ -427,7 +427,8 @@ def exact(node: Node, graph, *arrays):
         v = total.astype(np.int32).astype(F32) * scale.reshape(-1, 1, 1)
         if residual is not None:
             v = v + _whole(residual, r_zero).astype(F32) * F32(r_scale)
-        return _stored(op, v, y_zero)
+        y = _stored(op, v, y_zero)
+        return y if table is None else table[y.view(np.uint8)]
     if op.kind == "quantized_linear":
         x, w, scale, bias, x_zero, w_zero, y_zero = given[:7]
         w = _whole(w, None if w_zero is None else w_zero.reshape(-1, 1))
