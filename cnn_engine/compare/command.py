@@ -32,6 +32,8 @@ SCHEMA = 1
 RUNS = ("cnn_engine.run", "run")
 OUTPUTS = ("--json", "--csv", "--trace", "--html", "--plot", "--save-probabilities")
 LETTERS = string.ascii_uppercase
+#: Characters of a layer's name in the report, and names in a row: files of JSON and CSV have all of both.
+MOST_OF_A_NAME, MOST_NAMES = 30, 5
 
 #: Column of ``--csv`` -> its meaning.
 COLUMNS = {
@@ -392,12 +394,20 @@ def _grouped(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     groups: dict[str, list[str]] = {}
     for label, value in pairs:
         groups.setdefault(label, []).append(value)
-    return [(label, ", ".join(values)) for label, values in groups.items()]
+    return [(label, _some(values)) for label, values in groups.items()]
+
+
+def _some(names: Sequence[str]) -> str:
+    """Returns names with commas between them: of many the first ones, and how many more there are."""
+    if len(names) <= MOST_NAMES + 1:
+        return ", ".join(names)
+    return f"{', '.join(names[:MOST_NAMES])} and {len(names) - MOST_NAMES} more"
 
 
 def _cells(row: Row, compared: Comparison) -> list[str]:
     an_image = row.section == comparison.PASS and compared.per == "image"
-    cells = [units.printable(f"{row.title}, an image" if an_image else row.title)]
+    title = units.printable(f"{row.title}, per image" if an_image else row.title)
+    cells = [units.shortened(title, MOST_OF_A_NAME)]
     for estimate in (row.baseline, row.other):
         value = None if math.isnan(estimate.value) else estimate.value
         cells.append(

@@ -16,7 +16,7 @@ import numpy as np
 from .. import devices
 from ..devices import cuda_module
 from ..errors import UnsupportedError
-from ..kernels.user import nvcc, nvrtc, source
+from ..kernels.user import cpp, nvcc, nvrtc, source
 from ..measure import statistics
 from ..measure.statistics import Estimate
 from ..operators.operator import Cost
@@ -121,6 +121,8 @@ def check(
     if read.device == "cuda" and (reason := cuda_module.unavailable()):
         return _compiled_alone(read, path, reason)
     place = devices.select(device)
+    if read.device == "cpu":
+        cpp.compiler()  # its lack is no fault of the file
     found = Checked(str(path), read.contract.op, place.name, read.computes)
     cases = grid(read.contract.op) if cases is None else list(cases)
     generator = np.random.default_rng(secrets.randbits(128))

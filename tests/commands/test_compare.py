@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -233,6 +234,21 @@ def test_several_files_are_each_compared_with_the_first(tmp_path, capsys):
     assert [row["verdict"] for row in rows if row["name"] == "p50"] == [SLOWER, FASTER]
     assert float(rows[0]["ratio_low"]) <= 2 <= float(rows[0]["ratio_high"])
     assert "<html" in outputs["html"].read_text()
+
+
+def test_many_layers_of_long_names_fill_no_screens(tmp_path, capsys):
+    result = made()
+    names = [f"backbone.stage{index // 10}.block.convolution/node_{index}" for index in range(40)]
+    result.layers = [replace(result.layers[0], name=name) for name in names]
+    paths = [written(tmp_path / f"{name}.json", result) for name in "ab"]
+    assert compare.main([*paths, "--json", str(tmp_path / "c.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split()[0] for line in lines if line.startswith("backbone")]
+    assert len(set(rows)) == 40
+    assert rows[17] == "backbone.stage...ution/node_17"
+    assert any("and 37 more" in line for line in lines)  # 40 layers, a copy, their sum; 5 are named
+    document = json.loads((tmp_path / "c.json").read_text())
+    assert set(names) < {row["name"] for row in document["comparisons"][0]["rows"]}
 
 
 def test_standard_input_and_output(files):

@@ -229,6 +229,7 @@ def test_no_compiler(tmp_path, monkeypatch):
     try:
         with pytest.raises(cnn_engine.UnsupportedError, match=r"expected a C\+\+ compiler"):
             cpp.compile(source.read(written(tmp_path, "relu", "cpu")))
+        assert command.main(["check", str(written(tmp_path, "relu", "cpu"))]) == 2  # not its fault
     finally:
         cpp.compiler.cache_clear()
 

@@ -379,6 +379,7 @@ def test_every_command_says_its_version_and_lists_what_it_can_name(command, caps
         "completion",
         "doctor",
         "quantize",
+        "serve",
     ):
         assert __main__.main([command, "--list"]) == 2  # which takes no name of these
         return
