@@ -41,7 +41,7 @@ class Prediction(NamedTuple):
 
 
 class Classifier:
-    """Says what images show: a network, with how its images are prepared and what its classes are called.
+    """A network that classifies images, with its preprocessing and the names of its classes.
 
     Scores are probabilities: what the network gives where it ends in a softmax, else the softmax of what it
     gives. Where it ends in a sigmoid, each class has a score for itself, and they do not add up to 1.

@@ -203,7 +203,7 @@ def add_model_inputs(parser: argparse.ArgumentParser) -> None:
 
 
 def model_inputs(options: argparse.Namespace) -> dict[str, Any]:
-    """Returns what :func:`cnn_engine.graph.onnx.load` takes of ``--input-shape`` and ``--constant``.
+    """Returns the arguments of :func:`cnn_engine.graph.onnx.load` from ``--input-shape`` and ``--constant``.
 
     Raises:
         InputError: there is no ``--model`` beside them.
@@ -259,7 +259,7 @@ def add_network(parser: argparse.ArgumentParser) -> None:
 
 
 def add_kernels(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--kernel``: a list of what ``Engine(kernels=...)`` takes."""
+    """Adds ``--kernel``: a list for ``Engine(kernels=...)``."""
     parser.add_argument(
         "--kernel",
         action="append",
@@ -271,7 +271,7 @@ def add_kernels(parser: argparse.ArgumentParser) -> None:
 
 
 def add_tune(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--tune``: what ``Engine(tune=...)`` takes."""
+    """Adds ``--tune``, for ``Engine(tune=...)``."""
     parser.add_argument(
         "--tune", action="store_true",
         help="measure the best few kernels of each node on this device, and keep what was found in the "
@@ -280,7 +280,7 @@ def add_tune(parser: argparse.ArgumentParser) -> None:
 
 
 def workload_of(options: argparse.Namespace) -> workload.Workload:
-    """Returns what ``--network`` or ``--model`` names; cifar10 where neither is given.
+    """Returns the network of ``--network`` or ``--model``; cifar10 where neither is given.
 
     Raises:
         InputError: there is no such network, or the model is at fault.

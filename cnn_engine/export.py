@@ -292,7 +292,7 @@ def check(module: Any, shape: tuple[int, ...], path: str, batch: int | None) -> 
 
 
 def first_output(outputs: Any) -> Any:
-    """Returns the first tensor of what a module gives: itself, or of a tuple, list or mapping."""
+    """Returns the first tensor of a module's output: itself, or of a tuple, list or mapping."""
     while not hasattr(outputs, "detach"):
         outputs = next(iter(outputs.values() if hasattr(outputs, "values") else outputs))
     return outputs.detach()

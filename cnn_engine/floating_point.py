@@ -1,4 +1,4 @@
-"""The floating-point mode of kernels, also for what NumPy computes."""
+"""The floating-point mode of kernels, also for computations in NumPy."""
 
 from __future__ import annotations
 

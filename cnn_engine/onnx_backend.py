@@ -73,7 +73,7 @@ class CnnEngineRep(BackendRep):
 
     @property
     def graph(self) -> Graph:
-        """The graph that was made or run last."""
+        """Graph that was made or run last."""
         return next(reversed(self._runners.values()))[0]
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[np.ndarray, ...]:

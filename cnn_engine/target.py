@@ -97,7 +97,7 @@ class Target:
 
     @property
     def number(self) -> int:
-        """Ten times a GPU's compute capability, such as 90; 0 of what is no GPU."""
+        """Compute capability of a GPU times ten, such as 90; 0 of other devices."""
         return compute_capability(self.architecture)
 
     @property
@@ -113,7 +113,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Requires:
-    """What a kernel needs of a target.
+    """Features of a target that a kernel needs.
 
     Attributes:
         features: that its instructions use.
@@ -134,7 +134,7 @@ class Requires:
         return self.why_not(target) is None
 
     def why_not(self, target: Target) -> str | None:
-        """Returns what ``target`` lacks, or None where a kernel can run on it."""
+        """Returns the features that ``target`` lacks, or None where a kernel can run on it."""
         if self.architectures and target.architecture not in self.architectures:
             wanted = " or ".join(self.architectures)
             return f"expected {wanted}, found {target.architecture} ({target.name})"
@@ -203,7 +203,7 @@ MOST_GROUPS = 12
 
 
 def compute_capability(architecture: str) -> int:
-    """Returns ten times the compute capability of ``sm_90`` or ``sm_90a``; 0 of what is no GPU's."""
+    """Returns the compute capability of ``sm_90`` or ``sm_90a`` times ten; 0 of other names."""
     found = re.fullmatch(r"sm_(\d+)[af]?", architecture)
     return int(found[1]) if found else 0
 

@@ -1,4 +1,4 @@
-"""The type of a tensor: its elements, its dimensions, how it lies in memory, and what its integers stand for.
+"""The type of a tensor: element type, dimensions, layout in memory, and quantization.
 
 Every tensor of a graph has a :class:`TensorType`; how many bytes it takes follows from that alone.
 ``csrc/ops/types.h`` has the same element types for the compiled kernels.
@@ -37,7 +37,7 @@ INTEGER_RANGES: Mapping[str, tuple[int, int]] = {
 
 @dataclass(frozen=True)
 class Quantization:
-    """What the integers of a tensor stand for: ``real = (integer - zero_point) * scale``.
+    """Meaning of a tensor's integers: ``real = (integer - zero_point) * scale``.
 
     Attributes:
         scale: steps between neighbouring integers, float32; one, or one for each index along ``axis``.
@@ -71,7 +71,7 @@ class Quantization:
 
 @dataclass(frozen=True)
 class TensorType:
-    """What a tensor is, apart from its name and its numbers.
+    """Type of a tensor, apart from its name and its numbers.
 
     Attributes:
         dtype: the element type, a key of :data:`ITEM_BYTES`: what operators take and make.

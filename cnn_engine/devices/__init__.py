@@ -1,4 +1,4 @@
-"""The devices that work runs on: one module each for arrays, copies, timers and synchronisation."""
+"""Devices: one module each for arrays, copies, timers and synchronisation."""
 
 from __future__ import annotations
 

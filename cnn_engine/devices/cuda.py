@@ -345,7 +345,7 @@ class _Context(cuda_module.Current):
 
     @property
     def attributes(self) -> dict[str, int]:
-        """What CUDA says of the device, by the names of its attributes."""
+        """The device's attributes in CUDA, by name."""
         return self._device.attributes
 
     @property

@@ -48,12 +48,12 @@ class OpenAccDevice:
 
     @property
     def target(self) -> Target:
-        """What decides finds here: directives say nothing of a GPU's features."""
+        """A target without GPU features: OpenACC's directives report none."""
         return Target(self.name, "openacc", "", frozenset())
 
     @property
     def model(self) -> str:
-        """What runs the directives, and the compiler that compiled them."""
+        """The hardware that runs the directives, and the compiler that compiled them."""
         where = f"the host, one thread, {self._cpu.model}" if self.host else "a GPU by offloading"
         return f"{where} ({self.kernels.compiler})"
 

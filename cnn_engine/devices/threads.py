@@ -1,4 +1,4 @@
-"""How many threads CPU work uses."""
+"""The number of threads of CPU work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST = 1024
 
 
 def default() -> int:
-    """Returns the number of CPUs that this process may run on, or what its cgroup's quota grants if less."""
+    """Returns the number of CPUs that this process may run on, or its cgroup's quota if that is less."""
     cpus = len(os.sched_getaffinity(0))
     granted = quota()
     if granted is not None:

@@ -1,1 +1,1 @@
-"""The engine that users see, and how its plans are cached, chosen and run."""
+"""The engine that users see: its plans are cached, chosen and run here."""

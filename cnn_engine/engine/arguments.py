@@ -137,7 +137,7 @@ def wanted_outputs(
 def room(
     name: str, array: Any, shape: tuple[int, ...], dtype: str, beside: Sequence[arrays.View]
 ) -> arrays.View:
-    """Returns memory for an output of a shape and type, apart from what is given beside it.
+    """Returns memory for an output of a shape and type, which shares none with the arrays in ``beside``.
 
     Raises:
         InputError: ``array`` does not fit, overlaps, or lies in the memory of another device.

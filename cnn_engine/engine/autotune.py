@@ -51,7 +51,7 @@ MOST_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class Found:
-    """What was measured of one kind of node.
+    """Measurements of one kind of node.
 
     Attributes:
         kernel, form: of the fastest.
@@ -76,7 +76,7 @@ class Tuned:
 
 
 def describe(found: Sequence[Tuned]) -> list[dict[str, Any]]:
-    """Returns what was tuned as the JSON document has it."""
+    """Returns the results of tuning as JSON."""
     return [
         {"node": one.node, "kernel": one.kernel.name, "form": one.kernel.form,
          "instead_of": one.instead_of.name, "seconds": one.found.seconds,
@@ -86,7 +86,7 @@ def describe(found: Sequence[Tuned]) -> list[dict[str, Any]]:
 
 
 def summary(found: Sequence[Tuned]) -> str:
-    """Returns which nodes run another kernel than without tuning, and what each gained."""
+    """Returns a sentence: the nodes that run another kernel than without tuning, and the gain of each."""
     if not found:
         return "tuning: every node runs the kernel that it runs without"
     nodes = ", ".join(
@@ -103,7 +103,7 @@ def _us(seconds: float) -> str:
 
 
 class Chosen:
-    """Kernels that were chosen already: what a program asks in a tuner's place."""
+    """Kernels that were chosen before: a tuner's stand-in for a program."""
 
     def __init__(self, of_node: Mapping[str, Kernel]) -> None:
         self._of_node = of_node
@@ -206,7 +206,7 @@ class Tuner:
 
 
 def parsed(text: str, about: Mapping[str, Any]) -> dict[str, Found]:
-    """Returns what a file says of kinds of nodes.
+    """Returns a file's measurements by kind of node.
 
     Raises:
         ValueError: it is of something else than ``about`` says, or damaged; says what was found.
@@ -266,7 +266,7 @@ def _named(found: Found, rows: Iterable[Kernel]) -> Kernel | None:
 
 
 def candidates(node: Node, graph: Graph, program: Program) -> list[Kernel]:
-    """Returns what may run a node where it runs now, the one that does so without tuning first.
+    """Returns the kernels that may run a node where it runs now, the untuned choice first.
 
     Kernels that stand for other nodes (a padded copy and a convolution, say) are not among them, nor are
     those that are meant for comparing, which a user names.
@@ -295,7 +295,7 @@ def candidates(node: Node, graph: Graph, program: Program) -> list[Kernel]:
 
 
 def kind_of(node: Node, graph: Graph, program: Program) -> str:
-    """Returns what decides the time of a node: its operator, all shapes and types, and threads."""
+    """Returns the properties that decide a node's time: operator, shapes, types and threads."""
 
     def said(value: Any, name: str | None) -> str:
         if value is None:
@@ -325,7 +325,7 @@ def measure(
     rows: Mapping[str, Sequence[Kernel]],
     kinds: Mapping[str, str],
 ) -> dict[str, Found]:
-    """Returns what is fastest for every kind of the nodes in ``rows``, whose candidates these are.
+    """Returns the fastest candidate of every kind of the nodes in ``rows``.
 
     Args:
         kinds: node -> its kind; nodes of one kind get the same kernel.

@@ -57,7 +57,7 @@ MOST_FLOPS = 2e10
 
 @dataclass
 class OutputCheck:
-    """How far one output is from the float64 reference.
+    """Difference of one output from the float64 reference.
 
     Attributes:
         name, shape: of all that was compared.
@@ -84,7 +84,7 @@ class OutputCheck:
 
 @dataclass
 class Check:
-    """How far the outputs are from the float64 reference, on ``images`` images.
+    """Differences of all outputs from the float64 reference, on ``images`` images.
 
     ``passed`` is whether ``max_abs_diff`` is within ``tolerance``; of several both are of the output that
     is furthest off, beside what it may be; ``outputs`` has each. ``not_finite`` counts the reference's own
@@ -117,7 +117,7 @@ def differences(found: np.ndarray, exact: np.ndarray) -> np.ndarray:
 
 
 def disturbed(rng: np.random.Generator, dtype: str | Callable[[Node], str]) -> Callable[..., Any]:
-    """Returns what runs a node's reference as if each of its numbers were rounded."""
+    """Returns a function that runs a node's reference as if each of its numbers were rounded."""
     of = (lambda node: dtype) if isinstance(dtype, str) else dtype
 
     def around(array: np.ndarray | None, *scales: float) -> np.ndarray | None:
@@ -246,7 +246,7 @@ def axis_of(shape: tuple[int, ...]) -> int | None:
 
 
 def close_calls(exact: np.ndarray, most: float) -> tuple[int, int, str]:
-    """Returns how many places rounding decides, among how many, and what is read off there.
+    """Returns the number of positions that rounding decides, of how many, and the reading of the output.
 
     Args:
         exact: an output in float64.

@@ -1,4 +1,4 @@
-"""What a call takes beside arrays of the network's own types: lists, other number types, Pillow's images.
+"""Converts arguments of a call that are not arrays of the network's types: lists, numbers, Pillow images.
 
 One rule: an array of an input's own type is read where it is, and all else is converted first, which takes a
 copy. Whole numbers are pixels (uint8, from 0 to 255), floating ones are float32; images of Pillow's are
@@ -40,7 +40,7 @@ def images_of(form: Form, network: Network | Model, given: Any) -> Any:
 
 
 def inputs_of(form: Form, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ``given`` with what is no array of its input's type converted to one.
+    """Returns ``given`` with each value converted to an array of its input's type.
 
     Raises:
         InputError: a list or an array cannot be converted.

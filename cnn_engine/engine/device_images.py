@@ -56,7 +56,7 @@ class DeviceImages:
         return part
 
     def read(self, descriptor: int, offset: int) -> int:
-        """Fills them with what an open file has from byte ``offset`` on; returns the bytes that there were.
+        """Fills the images from byte ``offset`` of an open file; returns the number of bytes read.
 
         Python's lock is not held meanwhile. Several threads may call it: they are served in turn.
 

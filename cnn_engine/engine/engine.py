@@ -255,7 +255,7 @@ class Engine:
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """What :meth:`run` gives, in order, as :attr:`inputs`; open dimensions are expressions of theirs."""
+        """The outputs of :meth:`run`, in order; open dimensions are expressions of the inputs'."""
         return self.network.outputs
 
     @property
@@ -606,7 +606,7 @@ class Engine:
         return user_kernels.describe(self.kernels, placed)
 
     def tuned(self, batch: int, dtype: Any = np.uint8) -> tuple[list[dict[str, Any]], list[str]]:
-        """Returns what tuning changed in a pass, as JSON and as sentences."""
+        """Returns the changes that tuning made in a pass, as JSON and as sentences."""
         if not self._tune:
             return [], []
         if self._tuner is None:

@@ -79,7 +79,7 @@ class DeviceNode:
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What a device runs of a graph.
+    """The part of a graph that one device runs.
 
     Attributes:
         name: of the device.
@@ -95,7 +95,7 @@ class DeviceFacts:
 
     @property
     def running(self) -> tuple[DeviceNode, ...]:
-        """The nodes that run something: the layers that ``run`` reports."""
+        """Nodes that run something: the layers in the report of ``run``."""
         return tuple(node for node in self.nodes if node.kernel != "none")
 
 
@@ -150,7 +150,7 @@ def inspect(
     target: Target | None = None,
     dtype: str = "float32",
 ) -> Inspection:
-    """Returns what the engine makes of ``given``.
+    """Returns the engine's plan for ``given``: passes, kernels and memory.
 
     Args:
         named: node, or operator -> a kernel of a user's own.

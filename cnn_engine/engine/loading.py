@@ -24,7 +24,7 @@ def find(
     input_shape: Mapping[str, Sequence[int | None]] | None,
     constants: Mapping[str, Any] | None = None,
 ) -> Workload | Network | Model:
-    """Returns what an engine is made for; see :class:`~cnn_engine.engine.engine.Engine`."""
+    """Returns the network of an engine; see :class:`~cnn_engine.engine.engine.Engine`."""
     if isinstance(network, str) and not network.endswith(".onnx"):
         network = workload.get(network)
     if isinstance(network, (str, os.PathLike, bytes)) or hasattr(network, "SerializeToString"):
@@ -47,7 +47,7 @@ def find(
 def read_weights(
     weights: str | Path | Mapping[str, np.ndarray], network: Network | Model, default: Path | None
 ) -> tuple[dict[str, np.ndarray], str]:
-    """Returns the weights of ``network`` by name, and what reports call them.
+    """Returns the weights of ``network`` by name, and their source's name in reports.
 
     Args:
         weights: ``"default"``, ``"random"``, a path, or a mapping from parameter names to arrays.

@@ -233,7 +233,7 @@ class PlanPool:
             return shelf, plan
 
     def built_in_arena(self, program: Program, make: Callable[[Program], Plan]) -> Plan:
-        """Returns what ``make`` makes of a program, in memory that plans share; the plan has that memory.
+        """Returns the plan that ``make`` builds, in memory that plans share.
 
         The memory grows to what the largest plan uses. Plans in what it was before are dropped.
         """

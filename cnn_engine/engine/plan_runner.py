@@ -78,7 +78,7 @@ class Plans:
         return self._program is None
 
     def open(self) -> Program:
-        """Returns what plans are built from.
+        """Returns the program that plans are built from; raises InputError once the engine is closed.
 
         Raises:
             InputError: they were closed.
@@ -215,7 +215,7 @@ class Plans:
         batch: int,
         sizes: Sizes | None = None,
     ) -> Shelf | None:
-        """Runs passes over ``batch`` of ``count`` images and what is left; returns the last one's shelf.
+        """Runs passes over ``batch`` of ``count`` images and the rest; returns the last pass's shelf.
 
         Everything has a row per image, or all images go in one pass.
 

@@ -59,20 +59,20 @@ NAMES = {short: name for name, short in DTYPES.items()}
 
 
 def target_of(device: Any) -> str:
-    """Returns what packed weights depend on beside the version: the device's kind and instructions."""
+    """Returns the device's kind and instructions, which packed weights depend on beside the version."""
     if device.kind == "cpu":
         return f"cpu {platform.machine()} {_cpu.selected_instruction_set()}"
     return f"{device.kind} {device.target.architecture}"
 
 
 def version() -> str:
-    """Returns what packed weights and records depend on beside the device."""
+    """Returns the versions that packed weights and records depend on."""
     package = sys.modules[__name__.partition(".")[0]]
     return f"{package.__version__} {_cpu.commit or 'unknown'} packing {PACKING}"
 
 
 def checksum(data: np.ndarray) -> str:
-    """Returns what changes with every bit of ``data``, bytes: read at the rate of memory."""
+    """Returns a checksum that changes with every bit of ``data``, at the rate of memory."""
     words = data[: data.size // 8 * 8].view(np.uint64)
     whole = words[: words.size // COLUMNS * COLUMNS].reshape(-1, COLUMNS)
     sums = np.add.reduce(whole, axis=0, dtype=np.uint64)
@@ -218,7 +218,7 @@ def _write(
 
 
 class SavedWeights:
-    """What a saved engine has that lowering would make.
+    """The prepared constants of a saved engine, which lowering need not make again.
 
     Attributes:
         choice: the variant.

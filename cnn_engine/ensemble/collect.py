@@ -135,7 +135,7 @@ def table(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def as_csv(rows: Sequence[dict[str, Any]]) -> str:
-    """Returns ``rows`` as CSV (RFC 4180); what is not known is empty."""
+    """Returns ``rows`` as CSV (RFC 4180); unknown values are empty."""
     stream = io.StringIO(newline="")
     writer = csv.DictWriter(stream, COLUMNS)
     writer.writeheader()

@@ -66,7 +66,7 @@ def _until(*requests: Request) -> Operation:
 
 
 class Groups:
-    """The groups that a design needs; all ranks make one at the same time."""
+    """Groups of ranks of a design, made by all ranks at the same time."""
 
     def __init__(
         self, roles: Roles, transport: Transport, wrap: Callable[[Any], Group] = lambda group: group
@@ -316,7 +316,7 @@ class Exchange:
 
 
 class OwnBatches:
-    """Batches of this rank's own pipeline, with nothing sent: what :class:`Exchange` is to the others."""
+    """Batches of this rank's own pipeline, with the interface of :class:`Exchange` and nothing sent."""
 
     def __init__(self, order: Order, pipeline: Pipeline):
         self._order, self._pipeline = order, pipeline

@@ -91,7 +91,7 @@ def specs(members: int | None, lists: list[str] | None, device: str, weights: st
 
 
 class Member(Protocol):
-    """What a rank runs on each batch.
+    """Work of a rank on each batch.
 
     Attributes:
         spec: which member.
@@ -108,10 +108,10 @@ class Member(Protocol):
         """Works on one batch: ``images`` uint8 [N, C, H, W], ``labels`` int32 [N]."""
 
     def finish(self) -> dict[str, Any]:
-        """Returns what there is to report; writes what there is to write."""
+        """Writes the member's files, and returns its report."""
 
     def close(self) -> None:
-        """Ends it; keeps what was done so far."""
+        """Ends the member, and keeps finished work."""
 
 
 class InferMember:
@@ -187,7 +187,7 @@ def _row(classes: int) -> np.dtype:
 
 
 def read_part(path: str | os.PathLike[str], classes: int) -> np.ndarray:
-    """Reads what a run that did not end well left in ``member-K.part``.
+    """Reads ``member-K.part``, the leavings of a run that did not end well.
 
     Returns:
         rows of ``sample`` (int64) and ``probabilities`` (float32 [classes]): whole ones.

@@ -43,7 +43,7 @@ class Buffer:
 
 @dataclass
 class Work:
-    """What a pipeline did.
+    """Counts of a pipeline's work.
 
     Attributes:
         images: decoded, those that could not be included.
@@ -135,7 +135,7 @@ class Pipeline:
             yield self.take()
 
     def close(self) -> None:
-        """Ends the threads; what is being decoded is left."""
+        """Ends the threads, without waiting for images that are being decoded."""
         self._closed = True
         for pool in (self._readers, self._decoders):
             pool.shutdown(wait=False, cancel_futures=True)

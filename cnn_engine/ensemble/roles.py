@@ -40,7 +40,7 @@ class Roles:
 
     @property
     def merger(self) -> int | None:
-        """The rank that gathers the parts and broadcasts them, or None."""
+        """Rank that gathers the parts and broadcasts them, or None."""
         return self.preprocessors[0] if self.design == SINGLE else None
 
     @property
@@ -54,11 +54,11 @@ class Roles:
         return self.design in (ALL_SHARED, SINGLE, MULTI)
 
     def replicas(self, member: int) -> tuple[int, ...]:
-        """The ranks that run ``member``."""
+        """Ranks that run ``member``."""
         return tuple(rank for rank, own in enumerate(self.members) if member in own)
 
     def says(self, rank: int, names: Sequence[str] = ()) -> str:
-        """Returns what a rank does, in a few words."""
+        """Returns a rank's role in a few words."""
         words = []
         if rank in self.preprocessors:
             many = self.design == NONE and len(self.members[rank]) > 1
@@ -80,7 +80,7 @@ def roles(
     costs: Sequence[float] | None = None,
     replicate: bool = False,
 ) -> Roles:
-    """Returns who does what.
+    """Returns the roles of all ranks.
 
     Args:
         design: of :data:`DESIGNS`.

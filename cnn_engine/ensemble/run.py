@@ -36,7 +36,7 @@ CEILING_BATCHES = 24
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does, the same on all ranks.
+    """The plan of a run, the same on all ranks.
 
     Attributes:
         roles: who does what.
@@ -78,7 +78,7 @@ class Plan:
 
 @dataclass
 class RankReport:
-    """What one rank measured; plain values, so that it can be sent.
+    """Measurements of one rank: plain values, so that they can be sent.
 
     Attributes:
         start_up_s: from the process's beginning to its first batch.

@@ -48,7 +48,7 @@ def torch_modules() -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class Settings:
-    """How members are trained.
+    """Settings of members' training.
 
     Attributes:
         order: of the samples; its ``start`` is where an earlier run is continued.
@@ -70,7 +70,7 @@ class Settings:
     replicas: int = 1
 
     def kind(self, spec: Spec) -> dict[str, Any]:
-        """What a checkpoint must have in common with a run that continues it."""
+        """Settings that a checkpoint and a run that continues it must share."""
         order = self.order
         return {
             "network": spec.network, "samples": order.samples, "batch": order.batch,

@@ -69,10 +69,10 @@ class Transport(Protocol):
         """Returns the group of ``ranks``, or None for a rank not among them; all ranks call it at once."""
 
     def all(self, value: Any) -> list[Any]:
-        """Returns what each rank gave, to all; small objects, outside of what is timed."""
+        """Returns every rank's value, to all ranks; for small objects outside of timed parts."""
 
     def to_first(self, value: Any) -> list[Any] | None:
-        """Returns what each rank gave, to rank 0 alone; None to the others."""
+        """Returns every rank's value, to rank 0 only; None to the others."""
 
     def barrier(self) -> Request:
         """Returns what is done once all ranks have come here."""

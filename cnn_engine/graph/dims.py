@@ -477,7 +477,7 @@ def estimated(size: Dim | int) -> int:
 
 @dataclass(frozen=True)
 class Guard:
-    """What was decided by an expression: whether it is ``equal`` to 0, or ``negative``."""
+    """A decision by an expression: whether it is ``equal`` to 0, or ``negative``."""
 
     kind: str
     terms: _Terms

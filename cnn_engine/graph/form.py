@@ -1,4 +1,4 @@
-"""What a network takes and gives: its inputs and outputs, and which of them have a row per image."""
+"""The form of a network: its inputs and outputs, and which of them have a row per image."""
 
 from __future__ import annotations
 

@@ -180,12 +180,12 @@ class Graph:
 
     @cached_property
     def producers(self) -> Mapping[str, Node]:
-        """The node that makes each tensor that is neither input nor constant."""
+        """Node by which each tensor is made, of those that are neither input nor constant."""
         return {output: node for node in self.nodes for output in node.outputs}
 
     @cached_property
     def consumers(self) -> Mapping[str, tuple[Node, ...]]:
-        """The nodes that use each tensor, each node once, in order; empty for the unused."""
+        """Nodes that use each tensor, each node once, in order; empty for the unused."""
         found: dict[str, list[Node]] = {name: [] for name in self.values}
         for node in self.nodes:
             for name in dict.fromkeys(node.inputs):
@@ -195,7 +195,7 @@ class Graph:
 
     @cached_property
     def reads(self) -> Mapping[str, int]:
-        """How often each tensor is read: by every input of a node, and by who gets it as an output."""
+        """Number of reads of each tensor: by every input of a node, and as an output of the graph."""
         return Counter(
             name for names in (*(n.inputs for n in self.nodes), self.outputs) for name in names
         )
@@ -210,11 +210,11 @@ class Graph:
         return name in self.values or name in self.positions
 
     def inputs_of(self, node: Node) -> tuple[Value | None, ...]:
-        """The values that ``node`` reads."""
+        """Values that ``node`` reads."""
         return tuple(None if name is None else self.values[name] for name in node.inputs)
 
     def outputs_of(self, node: Node) -> tuple[Value, ...]:
-        """The values that ``node`` makes."""
+        """Values that ``node`` makes."""
         return tuple(self.values[name] for name in node.outputs)
 
     @cached_property
@@ -235,7 +235,7 @@ class Graph:
 
     @property
     def batch(self) -> int | None:
-        """The batch that the graph is made for, or None where no input has one."""
+        """Batch of the graph, or None where no input has one."""
         by_name = {value.name: value for value in self.inputs}
         return by_name[self.batched[0]].shape[0] if self.batched else None
 

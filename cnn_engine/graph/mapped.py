@@ -31,7 +31,7 @@ class _File:
         return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
     def check(self) -> None:
-        """Raises InputError where the file is no longer what it was."""
+        """Raises InputError where the file has changed since it was opened."""
         if self._state() != self.state:
             raise InputError(
                 f"{self.path}: expected the file as it was when it was loaded, found it changed since; "
@@ -89,7 +89,7 @@ def _map_of(array: np.ndarray) -> _Map | None:
 
 
 def release(array: np.ndarray) -> None:
-    """Gives back the memory that what was read of a mapped file takes; it is read again where needed."""
+    """Gives back the memory of pages that were read of a mapped file; they are read again where needed."""
     base = _map_of(array)
     if base is not None and hasattr(base, "madvise"):
         base.madvise(mmap.MADV_DONTNEED)

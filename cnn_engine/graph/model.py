@@ -33,7 +33,7 @@ class Model:
 
     @property
     def batch(self) -> int:
-        """The batch that the graph was made for: of any kind where :attr:`any_batch`."""
+        """Batch that the graph was made for: of any kind where :attr:`any_batch`."""
         return self.base.inputs[0].shape[0] if self.base.inputs and self.base.inputs[0].shape else 1
 
     @property
@@ -68,7 +68,7 @@ class Model:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What the file says beside its graph: key -> text."""
+        """Metadata of the file beside its graph: key -> text."""
         return self.base.metadata
 
     @property
@@ -78,7 +78,7 @@ class Model:
 
     @property
     def classes(self) -> int:
-        """The numbers that come out for one image."""
+        """Number of outputs of one image."""
         return math.prod(self.base.values[self.base.outputs[0]].shape[1:])
 
     @property

@@ -201,7 +201,7 @@ class LayerInfo:
         return self.operator.cost(inputs, [Value("", (batch, *self.output_shape))])
 
     def inputs(self, batch: int) -> list[Value]:
-        """The images that come in, then the parameters."""
+        """Images, then the parameters."""
         return _inputs(batch, self.input_shape, self.parameters)
 
 

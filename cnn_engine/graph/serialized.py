@@ -23,7 +23,7 @@ LONGEST_NAME = 65536
 
 @cache
 def records() -> Mapping[str, type]:
-    """Returns the classes that may be in a file, by their names: every operator, and what it is made of."""
+    """Returns the classes that may be in a file, by name: every operator, and its parts."""
     found: dict[str, type] = {"Part": Part, "Quantization": Quantization}
 
     def add(kind: type) -> None:
@@ -179,7 +179,7 @@ def decode_graph(found: Any, arrays: Mapping[str, np.ndarray]) -> Graph:
 
 
 def encode_symbolic(found: SymbolicGraph) -> dict[str, Any]:
-    """Returns a graph with symbols, and what was decided while it was made."""
+    """Returns a graph with symbols, and the decisions made with it."""
     guards = [[guard.kind, _encode_terms(guard.terms), guard.outcome] for guard in found.guards]
     return {**encode_graph(found.graph), "guards": guards}
 

@@ -181,7 +181,7 @@ def _foldable(graph: Graph) -> list[int]:
 
 
 class Specializations:
-    """Makes a graph for one size after another; what :attr:`Graph.rebuild` calls.
+    """Makes a graph for one size after another; called by :attr:`Graph.rebuild`.
 
     A graph with symbols stands for all sizes for which the same is decided. Where something else is, as for
     odd heights, another is made, up to :data:`MOST_VARIANTS` of them.

@@ -52,7 +52,7 @@ class Decoder:
 
     @property
     def name(self) -> str:
-        """What decodes JPEGs."""
+        """Name of the library that decodes JPEGs."""
         return "simplejpeg" if self._jpeg is not None else "Pillow"
 
     def decode(self, chunk: Chunk, slot: Slot) -> None:

@@ -1,4 +1,4 @@
-"""How far a run is: a bar on a terminal, lines elsewhere, and a file for Prometheus."""
+"""Progress of a run: a bar on a terminal, lines elsewhere, and a file for Prometheus."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LINE_S, BAR_S, METRICS_S = 10.0, 0.25, 2.0
 
 @dataclass(frozen=True)
 class State:
-    """What is shown.
+    """State of the display.
 
     Attributes:
         shards, shards_done: of this command's part, those that were done before included.

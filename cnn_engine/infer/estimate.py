@@ -178,7 +178,7 @@ def plan(
     storage_gb_s: float | None = None,
     image_bytes: float | None = None,
 ) -> dict[str, Any]:
-    """Returns how long ``images`` take on so many nodes like the measured one, and what binds them.
+    """Returns the time of ``images`` on so many nodes like the measured one, and the stage that binds.
 
     A node does what was measured. Nodes share nothing but the storage: where its bandwidth is given, all
     together read and write no more than that. ``image_bytes`` other than the report's scale what is read

@@ -42,7 +42,7 @@ NAMED = 5
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a shard that is done.
+    """Facts of a shard that is done.
 
     Attributes:
         rows: in its file.
@@ -97,7 +97,7 @@ def _is_noted(one: Any) -> bool:
 
 
 class Faults:
-    """Counts what is wrong, and keeps the first names."""
+    """Counts of faults by kind, with the first names."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -350,7 +350,7 @@ class ShardFile:
         return [self._final, *arrays]
 
     def commit(self) -> Record:
-        """Completes the file and gives it its name, on the disk before it returns; returns what is in it."""
+        """Completes the file, renames it once it is on the disk, and returns its facts."""
         if not self._complete:
             self.complete()
         facts = self._facts()
@@ -365,7 +365,7 @@ class ShardFile:
         return Record.of(facts, size)
 
     def discard(self) -> None:
-        """Removes what was written."""
+        """Removes the part that was written."""
         arrays = [file for _, file in self._arrays]
         for file in (self._writer, self._sink, self._file, *arrays):
             with suppress(Exception):  # what could not be written cannot be closed well either
@@ -423,7 +423,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def inspect(path: Path, name: str, run: str) -> Record | None:
-    """Returns what a shard's file has; None where there is none, or not a whole one of this run.
+    """Returns the facts of a shard's file; None where there is none, or not a whole one of this run.
 
     A Parquet file that was cut off has no footer; rows and sizes in the footer are compared with the file.
     """
@@ -467,7 +467,7 @@ def _footer(path: Path) -> tuple[dict[str, Any], int, int] | None:
 
 
 def verify(path: Path) -> str | None:
-    """Reads all of a shard's files with their checksums; returns what is wrong, or None."""
+    """Reads all of a shard's files with their checksums; returns the fault, or None."""
     pa, pq = packages.arrow(), packages.parquet()
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:

@@ -99,7 +99,7 @@ class Folder:
                 os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}".encode(), 0)
 
     def clean(self) -> None:
-        """Removes what workers that were killed left half-written."""
+        """Removes files that killed workers left half-written."""
         for path in self.temporary.iterdir():
             with suppress(OSError):
                 path.unlink()
@@ -130,7 +130,7 @@ class Folder:
     # ---- the plan ----
 
     def document(self) -> dict[str, Any] | None:
-        """Returns what the folder was planned for; None where it was not yet.
+        """Returns the document of the folder's plan; None where there is no plan yet.
 
         Raises:
             InputError: the document cannot be read.
@@ -159,7 +159,7 @@ class Folder:
         found_sources: Callable[[], Iterable[Source]],
         shard_bytes: int | None,
     ) -> dict[str, Any]:
-        """Returns the folder's document: what is there, or what is planned now.
+        """Returns the folder's document: the one that is there, or a new plan.
 
         Raises:
             InputError: the folder was planned for other settings or inputs, or a source is at fault.
@@ -293,7 +293,7 @@ class Folder:
         known: dict[int, Record] | None = None,
         note: Callable[[str], None] = lambda text: None,
     ) -> dict[int, Record]:
-        """Returns what is done, by the footers of the files that are there.
+        """Returns the shards that are done, by the footers of their files.
 
         Args:
             remove: broken files, reported to ``note``; else they are skipped.
@@ -386,7 +386,7 @@ class Folder:
     def write_manifest(
         self, document: dict[str, Any], every: list[Shard], run: str, known: dict[int, Record]
     ) -> dict[str, Any]:
-        """Writes the manifest of what is there, whoever wrote it; returns it.
+        """Writes the manifest of all finished shards, whoever wrote them; returns it.
 
         Args:
             known: see :meth:`done`.

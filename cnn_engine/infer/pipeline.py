@@ -48,7 +48,7 @@ STAGES = ("read", "decode", "compute", "write")
 
 @dataclass(frozen=True)
 class Settings:
-    """What the rows depend on, and where they go.
+    """Settings that the rows depend on, and their destination.
 
     Attributes:
         folder: the output folder.
@@ -78,7 +78,7 @@ class Settings:
 
 @dataclass
 class Stage:
-    """What one stage has done: seconds at work (not waiting; of several threads the mean), images, bytes."""
+    """Work of one stage: seconds at work (not waiting; of several threads the mean), images, bytes."""
 
     seconds: float = 0.0
     images: int = 0

@@ -31,7 +31,7 @@ CLOSE_S = 10.0
 
 
 class Actor:
-    """A worker in a process of Ray; what the local engine has pipes for are calls."""
+    """A worker in a process of Ray; its calls replace the local engine's pipes."""
 
     def __init__(self, config: Event) -> None:
         self._events: queue.Queue[Event] = queue.Queue()
@@ -44,7 +44,7 @@ class Actor:
             self._events.put({"event": "error", "message": str(error)})
 
     def send(self, message: Event) -> None:
-        """Does what a command says."""
+        """Executes a command."""
         self._worker.handle(message)
 
     def take(self) -> list[Event]:
@@ -116,7 +116,7 @@ def cluster_workers(address: str | None, cuda: bool) -> int:
 
 
 class RayPool:
-    """Actors, placed by what they need: a GPU each, or CPUs.
+    """Actors, placed by their needs: a GPU each, or CPUs.
 
     An actor whose machine is lost is started again where there is room; where there is none it waits, and the
     others go on. All machines see the output folder and the inputs under the same paths.

@@ -37,7 +37,7 @@ FLOATS = ("npy-float32", "parquet-float32")
 
 
 def dtype_of(kind: str) -> str:
-    """Returns what images of a kind of input are, before any preprocessing: ``float32`` or ``uint8``."""
+    """Returns the type of images of a kind of input, before preprocessing: ``float32`` or ``uint8``."""
     return "float32" if kind in FLOATS else "uint8"
 
 

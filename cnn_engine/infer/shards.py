@@ -75,7 +75,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Totals:
-    """What a plan amounts to.
+    """Totals of a plan.
 
     Attributes:
         images: -1 where only reading tells.
@@ -349,7 +349,7 @@ class TarMembers:
 
 
 def sample_key(name: str) -> str:
-    """Returns what the files of one sample share, as in WebDataset: the path up to the name's first dot."""
+    """Returns the key of a sample's files, as in WebDataset: the path up to the name's first dot."""
     folder, slash, base = name.rpartition("/")
     return f"{folder}{slash}{base.partition('.')[0]}"
 

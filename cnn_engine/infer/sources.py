@@ -67,7 +67,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the files have to fit.
+    """Properties that the files have to have.
 
     Attributes:
         shape: [C, H, W] of the network's images.
@@ -103,7 +103,7 @@ def find(inputs: Sequence[str], wanted: Wanted) -> Iterator[Source]:
 
 
 def first_kind(inputs: Sequence[str], columns: dict[str, str]) -> str | None:
-    """Returns of what kind the first input is; None, if it is at fault."""
+    """Returns the kind of the first input; None, if it is at fault."""
     try:
         first = next(find(inputs, Wanted(CIFAR_SHAPE, columns)), None)
     except InputError:  # arrays of another shape, or a fault that planning tells
@@ -227,7 +227,7 @@ def _is_labels(path: str) -> bool:
 
 
 def examine(path: str, wanted: Wanted) -> Source | None:
-    """Returns what a file has; None where its name is no image file's.
+    """Returns the facts of a file; None where its name is no image file's.
 
     Raises:
         InputError: it cannot be read, is broken, or its images are not of the network's shape.
@@ -264,7 +264,7 @@ _STAMPED_BYTES, _STAMPED_PARTS, _STAMPED_OF_AN_IMAGE = 1 << 12, 16, 2
 
 
 def stamp(kind: str, path: str) -> str:
-    """Returns what tells whether a file is as it was: its size, its time, and a digest of parts of it.
+    """Returns a stamp by which a change of a file is seen: size, time, and a digest of parts of it.
 
     Raises:
         OSError: it cannot be read.
@@ -296,13 +296,13 @@ def _stamp(path: str, parts: int) -> str:
 
 
 def without_time(stamp: str) -> str:
-    """Returns of a stamp what a copy of the file has, too."""
+    """Returns the parts of a stamp that a copy of the file has, too."""
     words = stamp.split(" ")
     return " ".join(word for at, word in enumerate(words) if at % 3 != 1)
 
 
 def difference(before: str, now: str) -> str:
-    """Returns in words what two stamps of a file differ in."""
+    """Returns the difference of two stamps of a file, in words."""
     names = ("size", "time of change", "content")
     pairs = zip(before.split(" "), now.split(" "), strict=False)
     found = next((at for at, (one, other) in enumerate(pairs) if one != other), -1)
@@ -471,7 +471,7 @@ def column(path: str, schema: Any, role: str, wanted: Wanted) -> str:
 
 
 def parquet_kind(path: str, kind: Any, wanted: Wanted) -> str:
-    """Returns what a column of Arrow type ``kind`` holds: files of images, or arrays.
+    """Returns the contents of a column of Arrow type ``kind``: files of images, or arrays.
 
     Raises:
         InputError: neither.

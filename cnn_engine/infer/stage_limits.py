@@ -39,7 +39,7 @@ Step = tuple[int, int]
 
 @dataclass(frozen=True)
 class Bench:
-    """What stages are measured with: a worker's own, and images of ``shards`` in the memory of ``slots``.
+    """Setting in which stages are measured: a worker's own, and images of ``shards`` in ``slots``.
 
     Attributes:
         rows: memory for those of a chunk, page-locked on CUDA.

@@ -62,7 +62,7 @@ class Summary:
     stamp: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the report as JSON has it; what is not known is null."""
+        """Returns the report as JSON; unknown values are null."""
         ceilings = ceilings_of(self.ceilings, self.cores)
         limit = lowest(ceilings_of(self.trial, self.cores))
         limit = limit if limit in ceilings else lowest(ceilings)
@@ -232,7 +232,7 @@ def _rows(settings: dict[str, Any]) -> str:
 
 
 def facts(document: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns what ran, on what, and what became of it, a line each."""
+    """Returns the facts of the run, a line each: network, device, inputs, outcome."""
     settings, plan = document["settings"], document["plan"]
     variant = settings["variant"] + (" with reduction" if settings["reduction"] else "")
     planned = "" if plan["images"] < 0 else f", {units.counted(plan['images'], 'image')}"

@@ -77,7 +77,7 @@ class SetAside:
 
 @dataclass
 class Counts:
-    """What all workers have done, those that ended included, until the last shard was.
+    """Counts of all workers, those that ended included, until the last shard was done.
 
     Attributes:
         peak_bytes: the largest resident size of one of them.
@@ -216,7 +216,7 @@ class Supervisor:
         self._counting = False
 
     def measure(self, stage: str, shards: list[Shard], seconds: float) -> list[Event]:
-        """Has every worker measure ``stage`` alone, all at the same time; returns what each found.
+        """Has every worker measure ``stage`` alone, all at the same time; returns the measurements.
 
         Raises:
             CnnEngineError: a worker died of it.

@@ -178,7 +178,7 @@ class Worker:
         )
 
     def hello(self) -> Message:
-        """Returns what the engine turned out to be, for the parent's settings and checks."""
+        """Returns the engine's properties, for the parent's settings and checks."""
         engine = self.engine
         network, choice = engine.network, engine.choice
         described = environment.describe(engine.device)
@@ -225,7 +225,7 @@ class Worker:
         threading.Thread(target=self._beat, args=(threading.Event(),), daemon=True).start()
 
     def handle(self, message: Message) -> None:
-        """Does what a command says: ``open``, ``run`` a shard, or ``measure`` a stage."""
+        """Executes a command: ``open``, ``run`` a shard, or ``measure`` a stage."""
         command = message["command"]
         if command == "open":
             self.open(message)
@@ -300,7 +300,7 @@ def check_form(model: Model) -> None:
 
 
 def model_hash(engine: Engine) -> str:
-    """Returns a SHA-256 of what is computed: the graph and its weights."""
+    """Returns a SHA-256 of the computation: the graph and its weights."""
     digest = hashlib.sha256()
     network = engine.network
     if isinstance(network, Model):

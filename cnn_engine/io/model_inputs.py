@@ -1,4 +1,4 @@
-"""What a model of one's own is run on: its inputs from NumPy's files, or random ones."""
+"""Inputs of a model of the user's own: from NumPy's files, or random."""
 
 from __future__ import annotations
 

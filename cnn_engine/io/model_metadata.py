@@ -1,4 +1,4 @@
-"""How a model's images are prepared and what its outputs are called, as its file says.
+"""Metadata of a model's file: preparation of images, and names of outputs.
 
 :mod:`cnn_engine.export` writes both into an ONNX file's ``metadata_props``; every command that reads image
 files takes them from there, unless an option says otherwise.
@@ -77,7 +77,7 @@ def classes_of(network: Any) -> Classes | None:
 
 
 def names_of(network: Any) -> tuple[list[list[str]], str] | None:
-    """Returns the names of a network's classes, however many, and what to call where they are from."""
+    """Returns the names of a network's classes, however many, and the source of these names."""
     metadata = getattr(network, "metadata", {})
     if (text := metadata.get(CLASSES)) is not None:
         called = f"{network.name}: metadata {CLASSES}"
@@ -118,7 +118,7 @@ def _ultralytics_preprocess(name: str, metadata: Mapping[str, str]) -> Preproces
 
 @dataclass(frozen=True)
 class ImageSettings:
-    """What is done to files of images for one network.
+    """Preprocessing of image files for one network.
 
     Attributes:
         preprocess: how they are prepared.
@@ -183,7 +183,7 @@ def image_settings(
 
 
 def entries(preprocess: Preprocess | None, classes: Sequence[str] | None) -> dict[str, str]:
-    """Returns the metadata that says how images are prepared and what outputs are called."""
+    """Returns metadata for the preparation of images and the names of outputs."""
     found = {}
     if preprocess is not None:
         found[PREPROCESS] = str(preprocess)

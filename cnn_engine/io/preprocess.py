@@ -129,7 +129,7 @@ class Preprocess:
 
     @property
     def window(self) -> tuple[int, int] | None:
-        """(rows, columns) of what is kept about the centre of a resized image; None: all of it."""
+        """(rows, columns) that are kept about the centre of a resized image; None: all of it."""
         return self.letterbox or self.crop
 
     def resized(self, rows: int, columns: int) -> tuple[int, int]:
@@ -198,7 +198,7 @@ class Preprocess:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where an image is in what a network reads of it.
+    """Position of an image within a network's input.
 
     Attributes:
         image: (rows, columns) of the upright image.

@@ -1,4 +1,4 @@
-"""The memory that a kernel on trial works in: shared by two processes, with guard pages or bands around all.
+"""Memory of a kernel on trial: shared by two processes, with guard pages or bands around all.
 
 The process that judges makes inputs and looks at outputs; the one that runs the kernel sees nothing else. On
 the CPU that one maps every buffer between two pages that cannot be touched, inputs read-only, so that a stray

@@ -1,4 +1,4 @@
-"""The process that a kernel on trial runs in: started, limited, asked, and ended with all that it started.
+"""Process of a kernel on trial: started, limited, asked, and ended with all that it started.
 
 What it says is not believed further than it can be: an answer without the request's number is none.
 """

@@ -85,7 +85,7 @@ class Trial:
         return f"{touched}{_far(offset - end)}"
 
     def resources(self) -> list[dict[str, Any]]:
-        """Returns what each launch of a CUDA file needs of the GPU, for the case that was called last."""
+        """Returns the GPU resources of each launch of a CUDA file, for the case that was called last."""
         return self._ask("resources")["launches"]
 
     def prepare(self, case: Case, sets: int) -> str | None:

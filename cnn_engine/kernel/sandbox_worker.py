@@ -166,7 +166,7 @@ class Job:
         return max(found, whole - 2 * DELAY_S) if whole > 2 * (found + DELAY_S) + 1e-3 else found
 
     def resources(self) -> dict[str, Any]:
-        """Returns what each launch of a CUDA file needs of the GPU, for the case that was called last."""
+        """Returns the GPU resources of each launch of a CUDA file, for the case that was called last."""
         if self.device.kind == "cpu" or self.read is None:
             return {"launches": []}
         found = []

@@ -89,7 +89,7 @@ def _make(variant: str, reduction: bool):
 
 
 def limits(activation: Unary | None) -> tuple[float, float] | None:
-    """Returns what a function clamps its numbers to (none: to nothing), or None where it is no clamp."""
+    """Returns the limits of a clamp, none for no function, or None where the function is no clamp."""
     if activation is None:
         return -math.inf, math.inf
     if activation.kind == "relu":

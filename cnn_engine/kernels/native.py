@@ -1,4 +1,4 @@
-"""The compiled module, as CPU kernels see it: what takes numbers of a shape takes open dimensions, too."""
+"""The compiled module, as CPU kernels see it: functions of a shape take open dimensions, too."""
 
 from __future__ import annotations
 

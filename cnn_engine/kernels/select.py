@@ -24,7 +24,7 @@ DATA_MODES = {
 
 @dataclass(frozen=True)
 class Variant:
-    """One way of running a network: what the table of kernels says of all kernels of one name.
+    """One way of running a network: the table's facts on all kernels of one name.
 
     Attributes:
         name: as ``--variant`` takes it.
@@ -121,7 +121,7 @@ def choose(
     why_not_fused: Callable[[], str | None],
     layered_dtypes: Sequence[str] = ("float32",),
 ) -> Choice:
-    """Returns what runs for ``--variant``, ``--reduction`` (None: not said), ``--dtype``, ``--data-mode``.
+    """Returns the choice for ``--variant``, ``--reduction`` (None: not said), ``--dtype``, ``--data-mode``.
 
     Args:
         device: its kind, ``cpu``, ``cuda`` or ``openacc``.

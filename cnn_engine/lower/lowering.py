@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Program:
-    """What plans are built from: a graph for any size, how it runs, and its constants where they are needed.
+    """A network, prepared for plans of any size: its graphs, kernels and constants.
 
     Args:
         graph_of: returns the graph for a batch or for sizes, whose images are pixels or not.
@@ -317,7 +317,7 @@ class Program:
         return self._uploaded[key][1].address
 
     def prepared(self, graph: Graph, node: Node, kernel: Kernel) -> Any:
-        """Returns what ``kernel`` made of the constants of ``node``: once for all nodes and sizes alike.
+        """Returns the constants of ``node`` as ``kernel`` prepares them: once for all nodes and sizes.
 
         What is made of constants that are of one size alone is kept for that graph: who uses it holds it.
         """
@@ -383,13 +383,13 @@ class Program:
         return list(found)
 
     def forget_prepared(self, known: Collection[tuple]) -> None:
-        """Frees what was prepared since :meth:`prepared_keys` returned ``known``."""
+        """Frees the constants prepared since :meth:`prepared_keys` returned ``known``."""
         for key in self._prepared.keys() - known:
             del self._prepared[key]
         self._prepared_of.clear()
 
     def prepared_keys(self) -> Collection[tuple]:
-        """Returns what stands for all that was prepared until now."""
+        """Returns the keys of all constants prepared until now."""
         return set(self._prepared)
 
     def device_of(self, where: str) -> Any:

@@ -1,4 +1,4 @@
-"""The passes that turn a network's graph into what a device runs: one list, in order.
+"""Passes that turn a network's graph into one for a device: one list, in order.
 
 :data:`PIPELINE` is all there is: the engine, ``inspect``, tuning and tests run :func:`lower`, which reads it.
 To add a pass, write a function from graph to graph in :mod:`cnn_engine.graph.passes`, and a line here.
@@ -36,7 +36,7 @@ from . import reduced_precision
 
 @dataclass
 class Setting:
-    """What decides which passes run.
+    """Settings that decide which passes run.
 
     Attributes:
         device: its ``kind`` decides; passes ``by_size`` ask its kernels.
@@ -112,7 +112,7 @@ class Repeated:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a pass did, for reports.
+    """Effect of a pass, for reports.
 
     Attributes:
         name, why: the pass's.
@@ -127,7 +127,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A graph as a device runs it, and what made it so.
+    """A graph for a device, and the passes that made it.
 
     Attributes:
         ran: the passes that changed it.

@@ -50,7 +50,7 @@ _NEVER = dict.fromkeys(PAST, 0.0)
 
 
 def not_held(graph: Graph, dtype: str) -> dict[str, str]:
-    """Returns the nodes whose constants ``dtype`` has no room for, and what is to be said of each.
+    """Returns the nodes with constants past the range of ``dtype``, and a note on each.
 
     They are to run in float32, with all that they read and write: a sum whose 1e-10 keeps a logarithm or a
     division from 0 means numbers that ``dtype`` does not have. So do the squares that it is added to, and

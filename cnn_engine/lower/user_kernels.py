@@ -48,7 +48,7 @@ def own_kernels(given: Sequence[str | Kernel] | Mapping[str, str | Kernel]) -> d
 
 
 def target_and_file(text: str) -> tuple[str | None, str]:
-    """Returns what ``conv2:my.cu`` says: a node or an operator, or None, and a file."""
+    """Returns the parts of ``conv2:my.cu``: a node or an operator, or None, and a file."""
     target, colon, file = text.partition(":")
     # A path may hold a colon too; a node's name rarely holds a separator, and then the file tells.
     if not colon or os.path.exists(text):

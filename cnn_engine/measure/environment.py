@@ -38,7 +38,7 @@ class Stopwatch:
         return perf_counter() - self._begin
 
     def stamp(self) -> dict[str, Any]:
-        """Returns what every document of results has: ``started`` and ``duration_s``."""
+        """Returns the keys of every document of results: ``started`` and ``duration_s``."""
         return {"started": self.started, "duration_s": self.seconds}
 
 
@@ -91,7 +91,7 @@ def describe(device: Any) -> dict[str, Any]:
 
 
 def state(device: Any, load_average: float | None = None) -> dict[str, Any]:
-    """Returns what changes from minute to minute, to be merged into the ``environment`` of a result.
+    """Returns the state that changes from minute to minute, for the ``environment`` of a result.
 
     Args:
         device: that the work was on. Ask right after it, while its clocks are still those of the work.
@@ -126,7 +126,7 @@ def host_load() -> float | None:
 
 
 def cpu_warnings(found: dict[str, Any]) -> list[str]:
-    """Returns what of a ``cpu_state`` makes times worse or less certain."""
+    """Returns warnings of a ``cpu_state`` that makes times worse or less certain."""
     warnings = []
     if found.get("governor") == "powersave" and found.get("turbo") is None:
         warnings.append("CPU: the frequency governor is powersave")
@@ -142,7 +142,7 @@ def cpu_warnings(found: dict[str, Any]) -> list[str]:
 
 
 def gpu_warnings(found: dict[str, Any]) -> list[str]:
-    """Returns what of a ``gpu_state`` makes times worse or less certain."""
+    """Returns warnings of a ``gpu_state`` that makes times worse or less certain."""
     warnings = []
     if found.get("throttled"):
         clock, most = found["sm_clock_mhz"], found["max_sm_clock_mhz"]

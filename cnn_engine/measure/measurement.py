@@ -36,7 +36,7 @@ class NoProgress:
 
 @dataclass(frozen=True)
 class Settings:
-    """How passes are timed; see :meth:`cnn_engine.Engine.profile`.
+    """Settings of timed passes; see :meth:`cnn_engine.Engine.profile`.
 
     Raises:
         InputError: a value is at fault.

@@ -1,4 +1,4 @@
-"""How long each step of a pass worked on the device: by CUPTI's activity records, or by a chain of events.
+"""Device time of each step of a pass: by CUPTI's activity records, or by a chain of events.
 
 Both change the pass they look into: records make each call on the host slower, events cost the device time
 between two steps. So neither's passes are shown as passes; what is taken from them is how long each step's
@@ -34,7 +34,7 @@ Span = tuple[float, float]
 
 @dataclass
 class Metered:
-    """What one pass did on the device.
+    """Measurements of one pass on the device.
 
     Attributes:
         plan: that was run.
@@ -50,7 +50,7 @@ class Metered:
 
     @property
     def wall_s(self) -> float:
-        """How long the pass took on the host, what measures it included."""
+        """Host time of the pass, measuring included."""
         return self.marks[-1] - self.marks[0]
 
     @property

@@ -46,7 +46,7 @@ class Row:
 
 @dataclass
 class Timing:
-    """What ran of one device.
+    """Work of one device.
 
     Attributes:
         where: the device, as the tables of ``NV_ACC_TIME`` name it; ``number``: which of them.

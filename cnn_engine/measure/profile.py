@@ -63,7 +63,7 @@ def collect(
     top: float = TOP,
     progress: Any = None,
 ) -> Profile:
-    """Runs passes over ``images`` once more and returns what filled their time.
+    """Runs passes over ``images`` once more and returns the parts of their time.
 
     Args:
         images: uint8 or float32 [N, C, H, W] in host memory, N > 0; or all inputs of any network.
@@ -118,7 +118,7 @@ def timeline_events(profile: Profile, after: Sequence[TimelineEvent] = ()) -> li
 
 
 def cost(plain_s: list[float], profiled_s: list[float], result: Result) -> Cost | None:
-    """Returns what profiling costs; None where no full batch was run both ways."""
+    """Returns the cost of profiling; None where no full batch was run both ways."""
     if not plain_s or not profiled_s:
         return None
     plain, profiled = statistics.quantile(plain_s), statistics.quantile(profiled_s)

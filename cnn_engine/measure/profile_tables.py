@@ -121,7 +121,7 @@ class ManagedRow:
 
 @dataclass
 class Capture:
-    """How much of what ran has a record.
+    """Share of kernels and copies that have a record.
 
     Attributes:
         launches, launches_captured: API calls that launch kernels; those that have the record of a kernel.
@@ -160,7 +160,7 @@ class Capture:
 
 @dataclass
 class Cost:
-    """What profiling costs: medians of passes of a full batch, profiled and plain in turn.
+    """Cost of profiling: medians of passes of a full batch, profiled and plain in turn.
 
     Attributes:
         plain_s, profiled_s: seconds; ``samples`` of each.
@@ -178,7 +178,7 @@ class Cost:
 
 @dataclass
 class Profile:
-    """What filled the time of ``passes`` passes over ``images`` images.
+    """Parts of the time of ``passes`` passes over ``images`` images.
 
     Attributes:
         source: where ``gpu`` comes from: ``activity records``, ``events`` around layers and copies, or ``host
@@ -293,7 +293,7 @@ def api_calls(calls: Iterable[ApiCall]) -> list[Row]:
 
 
 def from_steps(result: Result, *, top: float, notes: Sequence[str]) -> Profile:
-    """Returns what tables can be made of the timed layers and copies of ``result``, without records.
+    """Returns the tables of the timed layers and copies of ``result``, without records.
 
     All columns are of the same calls: those of the sampled passes of a full batch. ``min_s`` and ``max_s``
     are None where a pass has several calls of one name, whose samples are sums.

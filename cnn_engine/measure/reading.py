@@ -21,7 +21,7 @@ def brief(value: Any) -> str:
 
 
 def read(kind: Any, value: Any, name: str) -> Any:
-    """Returns ``value``, read from JSON, as what the annotation ``kind`` says.
+    """Returns ``value``, read from JSON, as a value of the annotation ``kind``.
 
     Raises:
         InputError: it is something else; ``name`` is the path to it.

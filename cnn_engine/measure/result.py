@@ -137,7 +137,7 @@ class Between:
 
 @dataclass
 class WholePass:
-    """The pass that layers and copies are compared with, and the time between these.
+    """Pass with which layers and copies are compared, and the time between these.
 
     Passes of three kinds take turns: plain ones, ones with a reading of the host's clock after each step, and
     ones that measure the work on the device. Seconds are of all passes over all images once, each as long as
@@ -191,7 +191,7 @@ class Stop:
 
 @dataclass
 class Accuracy:
-    """How many of ``total`` images have their label's class as the most probable.
+    """Number of ``total`` images with their label's class as the most probable.
 
     Attributes:
         correct, total: images.
@@ -258,7 +258,7 @@ class Latency:
 
     @property
     def count(self) -> int:
-        """How many samples were taken."""
+        """Number of samples."""
         return self.thinned_from or len(self.samples_ms)
 
     def to_dict(self) -> dict[str, float | int]:

@@ -54,7 +54,7 @@ EMPTY_STEPS, EMPTY_PASSES = 20, 11
 
 @dataclass
 class Steps:
-    """Every step and what lies between, over all images once.
+    """Times of every step, and between steps, over all images once.
 
     ``notes`` say what was measured otherwise than usual, and why.
     """
@@ -72,7 +72,7 @@ class Steps:
 
 @dataclass
 class Overlap:
-    """How copies and kernels overlap in the data mode ``stream``, in seconds of device time.
+    """Overlap of copies and kernels in the data mode ``stream``, in seconds of device time.
 
     Attributes:
         chunk: images that move at a time.

@@ -175,7 +175,7 @@ class Prelu(Binary):
 
 @dataclass(frozen=True)
 class BitwiseAnd(Binary):
-    """The bits that are in both."""
+    """Bits that are in both."""
 
     kind: ClassVar[str] = "bitwise_and"
     types: ClassVar[str] = "integers"
@@ -186,7 +186,7 @@ class BitwiseAnd(Binary):
 
 @dataclass(frozen=True)
 class BitwiseOr(Binary):
-    """The bits that are in either."""
+    """Bits that are in either."""
 
     kind: ClassVar[str] = "bitwise_or"
     types: ClassVar[str] = "integers"
@@ -197,7 +197,7 @@ class BitwiseOr(Binary):
 
 @dataclass(frozen=True)
 class BitwiseXor(Binary):
-    """The bits that are set in exactly one of both."""
+    """Bits that are set in exactly one of both."""
 
     kind: ClassVar[str] = "bitwise_xor"
     types: ClassVar[str] = "integers"

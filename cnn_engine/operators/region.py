@@ -94,7 +94,7 @@ class Region(Operator):
         return {None: None, **dict(zip(self.inputs, (*inputs, *missing), strict=True))}
 
     def values(self, inputs: Sequence[Value | None]) -> dict[str | None, Value | None]:
-        """Returns every tensor of the region by its name: inputs, and what the parts make.
+        """Returns every tensor of the region by name: inputs, and outputs of the parts.
 
         Raises:
             InputError: the inputs do not fit a part; names its role.

@@ -178,7 +178,7 @@ def conv_transpose2d(
     threads: int | None = None,
     stream: Any = None,
 ) -> Any:
-    """Writes a filter for every input element, what :func:`conv2d`'s gradient does.
+    """Adds a filter to the output for every input element, as the gradient of :func:`conv2d` does.
 
     Args:
         input: [N, C, H, W].

@@ -1,4 +1,4 @@
-"""The arenas of a placed graph: planned, compared with what is free, and taken."""
+"""Plans the arenas of a placed graph, compares them with free memory, and allocates them."""
 
 from __future__ import annotations
 

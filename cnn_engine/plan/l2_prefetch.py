@@ -50,7 +50,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Branch:
-    """What is asked for beside the steps of a pass.
+    """A branch of a pass that prefetches weights beside its steps.
 
     Attributes:
         step: before which the branch begins.

@@ -1,4 +1,4 @@
-"""What plans of all sizes have in common: the same steps, with other numbers in their arguments.
+"""Templates: the steps that plans of all sizes share, with other numbers in their arguments.
 
 A plan for a new size is a plan that is known, with numbers put in. Kernels are asked for their calls once, of
 the graph with symbols; what they decide by a size is recorded, and they are asked again where that would be

@@ -58,7 +58,7 @@ class TransferMismatch(DeviceError):
 
 @dataclass(frozen=True)
 class Settings:
-    """How a network is measured.
+    """Settings of a network's measurement.
 
     Attributes:
         modes: in which its batches are moved.
@@ -85,7 +85,7 @@ class Group:
 
 
 class Bench:
-    """The memory that copies of up to ``largest`` bytes go between, and the clocks around them.
+    """Buffers of copies of up to ``largest`` bytes, and the clocks around them.
 
     Args:
         device: a :class:`cnn_engine.devices.cuda.CudaDevice`.

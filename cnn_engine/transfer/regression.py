@@ -108,7 +108,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Misfit:
-    """How far a fit is from measured times, as shares of them.
+    """Distance of a fit from measured times, as shares of them.
 
     Attributes:
         max_relative: the largest, without its sign, found at ``at_batch``.

@@ -43,7 +43,7 @@ class Mode:
 
     @property
     def suffix(self) -> str:
-        """What tells the mode's files from those of the default mode, which have no suffix."""
+        """Suffix of the mode's files; empty for the default mode."""
         if self == Mode():
             return ""
         dtype = "" if self.dtype == "uint8" else f"_{self.dtype}"
@@ -82,7 +82,7 @@ class Subject:
 
     @property
     def weights(self) -> dict[str, int] | None:
-        """How large the parameters are: ``bytes`` and ``tensors``; None for a bare shape."""
+        """Size of the parameters: ``bytes`` and ``tensors``; None for a bare shape."""
         if self.parameters is None:
             return None
         sizes = [math.prod(shape) * 4 for shape in self.parameters.values()]

@@ -39,7 +39,7 @@ class Rewrites:
         why: str | Mapping[str, str],
         constants: dict[str, np.ndarray] | None = None,
     ) -> None:
-        """Puts ``by`` in the place of ``nodes``; the first of ``by`` stands for what goes.
+        """Replaces ``nodes`` by ``by``; the first of ``by`` takes their name.
 
         Args:
             why: for all of them, or by the name of each.
@@ -135,7 +135,7 @@ def only_user(graph: Graph, name: str) -> Node | None:
 def makers_of(
     graph: Graph, x: str | None, after: Node
 ) -> tuple[list[Node], tuple[Node] | tuple[()]]:
-    """Returns the nodes that make ``x``, and the concatenation of what they make, if there is one.
+    """Returns the nodes that make ``x``, and the concatenation of their outputs, if there is one.
 
     No one else reads what any of them makes, and ``after`` alone reads ``x``: where that is not so, there are
     none.

@@ -83,7 +83,7 @@ def _has_tiles_of_4(rows: int, columns: int) -> bool:
 
 
 def has_prologue(node: Node) -> bool:
-    """Whether something is done to what a convolution reads."""
+    """Whether a convolution's input is scaled, shifted or clamped as it is read."""
     return node.op.floor is not None or any(name is not None for name in node.inputs[4:])
 
 

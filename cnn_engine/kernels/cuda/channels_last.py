@@ -57,7 +57,7 @@ def convolution_of(node: Node) -> Node:
 
 
 def own_type(node: Node) -> str:
-    """Returns the storage type of values that are stored as what a node multiplies."""
+    """Returns the storage type of values that are stored in the type in which a node multiplies."""
     return node.op.compute_dtype if node.op.compute_dtype in HALVES else ""
 
 
@@ -70,7 +70,7 @@ def pack_on(
     *how: Any,
     positions: tuple[int, ...] = (1,),
 ) -> Buffer:
-    """Returns what a compiled function makes of a node's weights, complete, on the device."""
+    """Returns a node's weights as a compiled function packs them, complete, on the device."""
     weights = [
         graph.constants.get(node.inputs[place]) for place in positions
     ]  # None: there are none

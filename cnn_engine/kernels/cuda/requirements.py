@@ -1,4 +1,4 @@
-"""What CUDA's kernels need of a GPU: the ``requires`` column of their rows, which passes ask as well.
+"""GPU features that CUDA's kernels need: the ``requires`` column of their rows, which passes ask as well.
 
 A row's own shapes are its ``why_not``; here is what instructions and measurements ask of the architecture.
 """

@@ -35,7 +35,7 @@ _TYPES = {"int": ctypes.c_int, "float": ctypes.c_float}
 
 @dataclass(frozen=True)
 class Contract:
-    """What the kernels of one operator are called with.
+    """Arguments of the kernels of one operator.
 
     Attributes:
         op: the operator's kind.

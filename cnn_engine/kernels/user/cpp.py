@@ -212,7 +212,7 @@ class Library:
 
 
 def sanitizer_environment() -> dict[str, str]:
-    """Returns what a process needs to load a library that was compiled with the sanitizers."""
+    """Returns the environment of a process that loads a library compiled with the sanitizers."""
     found = run_compiler([compiler(), "-print-file-name=libasan.so"]).stdout.decode().strip()
     return {
         "LD_PRELOAD": found,

@@ -16,7 +16,7 @@ _ERROR = re.compile(r"^(.*?)\((\d+)\): (?:catastrophic )?error(?: #[\w-]+)?: (.*
 
 
 def compile(source: Source, target: Target, reason: str) -> str:
-    """Compiles a file for a GPU, keeps nothing, and returns what compiled it.
+    """Compiles a file for a GPU, keeps nothing, and returns the compiler's version.
 
     Args:
         reason: why nothing else can be done with the file here, for the error.

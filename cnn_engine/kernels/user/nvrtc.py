@@ -198,7 +198,7 @@ def _fault(source: Source, log: str) -> InputError:
 
 @dataclass(frozen=True)
 class Resources:
-    """What one kernel needs of a GPU.
+    """GPU resources of one kernel.
 
     Attributes:
         registers: a thread.
@@ -244,7 +244,7 @@ class Module:
             ) from None
 
     def resources(self, function: Any) -> Resources:
-        """Returns what a kernel needs."""
+        """Returns the resources of a kernel."""
         get, names = self.driver.funcGetAttribute, self.driver
         return Resources(
             get(names.CU_FUNC_ATTRIBUTE_NUM_REGS, function.ptr),

@@ -69,7 +69,7 @@ def from_file(path: str | Path, library: str | None = None) -> Kernel:
 
 
 def numbers(read: Source, node: Node, graph: Graph) -> dict[str, float]:
-    """Returns what a file's expressions may name, for ``node``."""
+    """Returns the numbers that a file's expressions may name, for ``node``."""
     values = read.contract.values(node.op, graph.inputs_of(node), graph.outputs_of(node)[0])
     return {**read.macros, **values}
 

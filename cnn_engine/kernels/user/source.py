@@ -238,7 +238,7 @@ def _whole(text: str) -> bool:
 
 
 def split(text: str) -> list[str]:
-    """Returns what commas outside of parentheses separate."""
+    """Returns the parts between commas outside of parentheses."""
     parts, depth, start = [], 0, 0
     for index, character in enumerate(text):
         depth += (character in "([") - (character in ")]")

@@ -1,4 +1,4 @@
-"""Records what the GPU and the CUDA API do, through CUPTI's activity records (the extra ``profile``).
+"""Records work of the GPU and calls of the CUDA API by CUPTI's activity records (extra ``profile``).
 
 :func:`record` sees everything in this process, whichever library launched it. What it returns is in
 :mod:`cnn_engine.measure.cupti.activity_records`.

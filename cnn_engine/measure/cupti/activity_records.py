@@ -123,7 +123,7 @@ class ApiCall(NamedTuple):
 
 
 class Migration(NamedTuple):
-    """What happened to managed memory: pages moved, or a fault.
+    """An event of managed memory: pages moved, or a fault.
 
     Attributes:
         kind: ``h2d``, ``d2h`` or ``d2d`` for pages that moved; ``cpu page fault``, ``gpu page fault``,
@@ -185,12 +185,12 @@ class Trace:
 
     @property
     def launches(self) -> int:
-        """How many calls launched a kernel or a graph."""
+        """Number of calls that launched a kernel or a graph."""
         return sum(call.launches for call in self.api)
 
     @property
     def launches_captured(self) -> int:
-        """How many of them have the record of at least one kernel."""
+        """Number of launches with the record of at least one kernel."""
         captured = {kernel.correlation for kernel in self.kernels}
         return sum(call.launches and call.correlation in captured for call in self.api)
 

@@ -52,7 +52,7 @@ def drop_unused(graph: Graph) -> Graph:
 
 
 def share_constants(graph: Graph) -> Graph:
-    """Returns the graph with one array for all constants that are equal: what is packed of it is one, too."""
+    """Returns the graph with one array for all constants that are equal, so that they are packed once."""
     first: dict[tuple, list[np.ndarray]] = {}
     shared: dict[str, np.ndarray] = {}
     for name, array in graph.constants.items():

@@ -185,5 +185,5 @@ def _flatten_depth(graph: Graph, node: Node, weight: np.ndarray, rewrites: Rewri
 
 
 def lower_convolutions(graph: Graph) -> Graph:
-    """Returns ``graph`` with what the kernels of a CPU know as convolutions of images: see above."""
+    """Returns ``graph`` with every convolution as one of images, which a CPU's kernels know: see above."""
     return flatten_depth(convolve_phases(graph))

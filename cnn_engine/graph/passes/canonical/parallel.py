@@ -1,4 +1,4 @@
-"""Convolutions of the same image that are added, as one: what a network is trained with as branches.
+"""Merges convolutions of the same image that are added: branches of networks as they are trained.
 
 RepVGG, MobileOne and FastViT add a 3x3 or 7x7 convolution, a smaller one and a batch norm of their input, or
 subtract it. A sum of convolutions is one convolution by the sum of their filters, at the cost of the largest.

@@ -66,7 +66,7 @@ def _later_first(graph: Graph, makers) -> list[int]:
 
 
 def fuse_activations(graph: Graph, functions: Mapping[str, tuple[str, ...]] = EPILOGUES) -> Graph:
-    """Makes a function of a convolution's output, or of those of several together, part of what makes it.
+    """Fuses a function of a convolution's output, or of several outputs, into the convolution.
 
     Args:
         functions: operator -> names of the functions that its kernels can apply.

@@ -1,4 +1,4 @@
-"""The blocks that kernels run as one node, as patterns for :func:`.regions.fuse_regions`.
+"""Patterns of blocks that kernels run as one node, for :func:`.regions.fuse_regions`.
 
 Images are [N, H, W, C]. The order of a pattern's inputs is that of its kernels' rows.
 """

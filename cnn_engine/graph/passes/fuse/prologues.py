@@ -28,7 +28,7 @@ class _Prologue:
 
 
 def fuse_prologues(graph: Graph, run: int = 1) -> Graph:
-    """Has 1x1 convolutions scale, shift and clamp what they read, as they read it.
+    """Fuses scale, shift and clamp of a 1x1 convolution's input into the convolution.
 
     The batch norm, the relu or the product with one number per channel of an image that did so go, where no
     one else reads what they make.

@@ -46,7 +46,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Match:
-    """What a pattern found.
+    """Nodes that a pattern found.
 
     Attributes:
         region: the node that is to stand for the others.
@@ -60,7 +60,7 @@ class Match:
 
 
 class Finder(Protocol):
-    """What :func:`fuse_regions` takes: a :class:`Pattern`, or a class for what no chain or tree describes."""
+    """A finder for :func:`fuse_regions`: a :class:`Pattern`, or a class where no chain or tree suffices."""
 
     name: str
 

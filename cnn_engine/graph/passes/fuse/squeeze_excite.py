@@ -85,7 +85,7 @@ def _of_means(op: Region) -> Region:
 
 
 def fuse_excite_scales(graph: Graph, why_not: WhyNot | None = None) -> Graph:
-    """Has gates multiply images themselves, and clamp what they make, in the place of whoever did so.
+    """Fuses the multiplication of images by gates, and its clamp, into the gates.
 
     Convolutions that alone read the product, and made it as they read, have nothing before them then: what
     is done to each step of a product on its way costs more than writing the image once more, by a kernel that

@@ -51,7 +51,7 @@ FIRST_PART, SHORT_FLOPS, FEW_FLOPS_A_BYTE = 1 / 7, 1 << 28, 10
 
 
 def channels_last(graph: Graph, shuffles: bool = False) -> Graph:
-    """Has convolutions with constant weights, and what follows them, work on images [N, H, W, C].
+    """Lays images [N, H, W, C] for convolutions with constant weights and the nodes after them.
 
     Inputs and outputs of the graph keep their shapes.
 
@@ -64,7 +64,7 @@ def channels_last(graph: Graph, shuffles: bool = False) -> Graph:
 
 
 def set_compute_dtype(graph: Graph, dtype: str, whole: Collection[str] = ()) -> Graph:
-    """Lets kernels round to ``dtype`` what convolutions, gates and linear layers multiply.
+    """Lets kernels round operands of convolutions, gates and linear layers to ``dtype``.
 
     In tf32 the first convolutions keep float32: see :data:`FIRST_PART`.
 

@@ -17,7 +17,7 @@ from ..rewriting import Rewrites, absent, constant, covering, folded, only_user,
 
 
 def convolve_matmuls(graph: Graph) -> Graph:
-    """Makes products of [N, H, W, C] with constants [C, K] 1x1 convolutions, which take in what follows."""
+    """Turns products of [N, H, W, C] with constants [C, K] into 1x1 convolutions, which can be fused."""
     rewrites, known = Rewrites(graph), {}
     for node in graph.nodes:
         if type(node.op) is not Matmul or len(graph.values[node.inputs[0]].shape) != 4:
