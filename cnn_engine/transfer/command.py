@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     p.add_argument(
         "--model", action="append", default=[], metavar="FILE.onnx",
-        help="the images and weights of an ONNX model; repeated for more",
+        help="the images, or bytes of other inputs, and the weights of an ONNX model; repeated for more",
     )  # fmt: skip
     cli.add_model_inputs(p)
     p.add_argument(
@@ -172,6 +172,9 @@ def _dtype(options: argparse.Namespace, models: list[Subject]) -> str:
         found.add("uint8")
     if options.dtype is None and len(found) > 1:
         raise expected("--dtype", "uint8 or float32, for the networks read both", "none")
+    if options.dtype not in (None, "uint8") and (some := [m for m in models if m.is_bytes]):
+        wanted = f"uint8, for the inputs of {some[0].name} are moved as bytes"
+        raise expected("--dtype", wanted, options.dtype)
     return options.dtype or found.pop()
 
 

@@ -66,6 +66,7 @@ class Subject:
         parameters: name -> shape, float32; None for a bare shape.
         dtype: that the images have unless said.
         make_weights: returns arrays of these parameters.
+        is_bytes: whether the shape counts bytes, which have no other type.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Subject:
     make_weights: Callable[[], dict[str, np.ndarray]] | None = field(
         default=None, compare=False, repr=False
     )
+    is_bytes: bool = False
 
     def image_bytes(self, dtype: str) -> int:
         """Bytes of one image."""
@@ -114,30 +116,37 @@ def find(name: str) -> Subject:
 
 
 def of_model(path: str, **given: Any) -> Subject:
-    """Returns the images of an ONNX model, in its input's type, and its weights.
+    """Returns what an ONNX model reads for one image, and its weights.
 
-    What comes out of it, and how much, does not matter here.
+    Images [N, C, H, W] are moved in their own type. Other inputs, such as audio, ids or several arrays, are
+    moved as so many bytes, ``shape`` being (1, 1, bytes): all that has a row for each image, or all inputs of
+    a pass where none has. What comes out of the model, and how much, does not matter here.
 
     Args:
         given: of :func:`cnn_engine.graph.onnx.load`.
 
     Raises:
         InputError: the model is at fault.
-        UnsupportedError: its input is no images of a size that is known.
+        UnsupportedError: it has no inputs, or leaves sizes open.
     """
     network = workload.of_model(path, **given).network
     form = form_of(network, network.base)
-    if not form.is_of_images or form.sizes_of is not None:
+    if form.sizes_of is not None or not form.inputs:
         found = ", ".join(f"{v.name} {v.dtype} {list(v.shape)}" for v in network.inputs) or "none"
-        wanted = "one input, images [N, C, H, W]"
-        if form.sizes_of is not None:
+        wanted = "inputs"
+        if form.inputs:
             name, like = form.inputs[0].name, ",".join(map(str, form.inputs[0].shape))
-            wanted += f" of a known size: --input-shape {name}={like}"
+            wanted = f"inputs of a known size: --input-shape {name}={like}"
         raise UnsupportedError(f"{path}: expected {wanted}, found {found}")
     weights = {n: a for n, a in network.base.constants.items() if a.dtype == np.float32}
+    shape, dtype = network.input_shape, form.inputs[0].dtype
+    if not form.is_of_images or dtype not in DTYPES:
+        batch = form.batch if form.rows else 1
+        moved = [v for v in form.inputs if v.name in form.rows] or form.inputs
+        shape, dtype = (1, 1, max(sum(v.nbytes for v in moved) // batch, 1)), "uint8"
     return Subject(
-        network.name, network.input_shape, {name: array.shape for name, array in weights.items()},
-        network.base.inputs[0].dtype, lambda: weights,
+        network.name, shape, {name: array.shape for name, array in weights.items()},
+        dtype, lambda: weights, dtype == "uint8" and not form.is_of_images,
     )  # fmt: skip
 
 

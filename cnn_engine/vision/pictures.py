@@ -15,6 +15,7 @@ import numpy as np
 from ..engine.engine import Engine
 from ..errors import expected
 from ..io.files import atomic_write, make_folder, write_text
+from ..report import units
 from .viewer import Boxes, Found, Restored, Sight, class_name, seen
 
 #: Of the colour of a class over a photo.
@@ -176,7 +177,8 @@ def draw_all(
 
 def summary(rows: Sequence[Mapping[str, Any]], folder: Path) -> str:
     """Returns what was drawn, in a line."""
-    what = f"{len(rows)} picture{'s' if len(rows) != 1 else ''} in {folder}"
+    what = f"{units.counted(len(rows), 'picture')} in {folder}"
     if rows and "boxes" in rows[0]:
-        what += f", {sum(len(row['boxes']) for row in rows)} boxes"
+        boxes = sum(len(row["boxes"]) for row in rows)
+        what += f", {units.counted(boxes, 'box', 'boxes')}"
     return what

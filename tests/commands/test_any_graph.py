@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 from onnx_models import model, tensor
 
-from cnn_engine import UnsupportedError, characterize, run
+from cnn_engine import UnsupportedError, characterize, run, transfer
 from cnn_engine.transfer import subjects
 
 PLAIN = ["--device", "cpu", "--threads", "1"]
@@ -141,10 +141,24 @@ def test_characterize_takes_a_detector(detector, tmp_path):
     assert characterize.main([*words, *more, *PLAIN]) == 0
 
 
-def test_transfer_takes_the_images_of_a_detector_and_no_other_inputs(detector, audio):
+def test_transfer_moves_the_images_of_a_detector_and_the_bytes_of_other_inputs(
+    detector, audio, tmp_path, capsys
+):
     found = subjects.of_model(detector)
     assert (found.shape, found.dtype, found.image_bytes("float32")) == ((3, 6, 6), "float32", 432)
+    found = subjects.of_model(audio)  # the state is no part of a row
+    assert (found.shape, found.dtype, found.is_bytes) == ((1, 1, 16 * 4 + 8), "uint8", True)
+    assert transfer.main(["--model", audio, "--dtype", "float32"]) == 2
+    assert "--dtype: expected uint8, for the inputs of" in capsys.readouterr().err
+    # Inputs that do not agree on a batch: all of them are one pass.
+    nodes = [helper.make_node("Add", ["wave", "state"], ["y"])]
+    inputs = [tensor("wave", [1, 16]), tensor("state", [2, 1, 16])]
+    onnx.save(model(nodes, inputs, [tensor("y", [2, 1, 16])]), tmp_path / "state.onnx")
+    assert subjects.of_model(str(tmp_path / "state.onnx")).shape == (1, 1, 16 * 4 + 32 * 4)
+    nodes = [helper.make_node("Relu", ["wave"], ["y"])]
+    open_size = model(nodes, [tensor("wave", ["n", "t"])], [tensor("y", ["n", "t"])])
+    onnx.save(open_size, tmp_path / "open.onnx")
     with pytest.raises(
-        UnsupportedError, match=r"expected one input, images .*, found wave float32"
+        UnsupportedError, match="expected inputs of a known size: --input-shape wave="
     ):
-        subjects.of_model(audio)
+        subjects.of_model(str(tmp_path / "open.onnx"))
