@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         metavar="KEY=VALUE,...",
         help="one member, in the place of --members; may be given again. Keys: network or model (an ONNX "
-        "file), weights, device, variant, dtype, name",
+        "file), weights, device, variant, dtype, name, output (of a model with several: which is kept)",
     )
     add("--work", choices=(INFER, TRAIN), default=INFER, help=f"default: {INFER}")
     add("--data", default="auto", metavar="PATH", help="a .tar of JPEGs or a folder that has train.tar "
@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
         "(default: auto)")  # fmt: skip
     add("--images", type=count(1, 10**8), metavar="N", help="how many of them (default: all)")
     add("--preprocess", metavar="SETTINGS", help="how images are resized and cropped, such as imagenet or "
-        "resize=256,crop=224 (default: not)")  # fmt: skip
+        "resize=256,crop=224 (default: as the members' files say, else not)")  # fmt: skip
     add(
         "--batch",
         type=count(1, 10**6),
@@ -248,7 +248,9 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _specs(options: argparse.Namespace) -> list[members.Spec]:
-    return members.specs(options.members, options.member, options.device, options.weights)
+    return members.specs(
+        options.members, options.member, options.device, options.weights, options.preprocess
+    )
 
 
 def _roles(options: argparse.Namespace, ranks: int, costs: list[float] | None = None) -> Roles:
@@ -300,17 +302,20 @@ class _Session:
         if options.nccl and self.transport.size == 1:
             raise expected("--nccl", "several ranks (mpirun)", "one")
         specs = [self._placed(spec, hosts) for spec in _specs(options)]
-        workload = members.check_shapes(specs)
+        workloads, row = members.check_shapes(specs)
+        workload = workloads[0]
         if options.output is not None:
             self.folder = make_folder(options.output, "--output")
             if self.first:
                 self._lock = lock_folder(self.folder, "--output")
                 self._check_folder(len(specs))
-        members.combination(options.combine, len(specs))
+        members.combination(options.combine, len(specs), len(row))
         count = threads.default() if options.threads is None else options.threads
         self.threads = count if options.threads else max(count // hosts.count(hosts[self.rank]), 1)
-        preprocess = None if options.preprocess is None else Preprocess.parse(options.preprocess)
-        self.normalise = preprocess if preprocess is not None and preprocess.normalises else None
+        preprocess = members.shared_preprocess(options.preprocess, workloads)
+        self.normalise = None
+        if preprocess is not None and (preprocess.normalises or members.reads_floats(workloads)):
+            self.normalise = preprocess
         part = "train" if options.work == TRAIN else "test"
         self.watchdog.doing("main", "reading its data")
         self.source = source(options.data, workload, options.images, preprocess, part)

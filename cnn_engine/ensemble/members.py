@@ -14,8 +14,13 @@ import numpy as np
 
 from .. import callables, workload
 from ..engine.engine import Engine
+from ..engine.outputs import Outputs
 from ..errors import InputError, UnsupportedError, expected
+from ..graph.form import form_of
+from ..graph.network import Network
 from ..io.files import atomic_write, describe_os_error
+from ..io.model_metadata import preprocess_of
+from ..io.preprocess import Preprocess
 from ..workload import Workload
 from .order import Batch
 from .source import CORRUPT, UNKNOWN
@@ -23,7 +28,7 @@ from .source import CORRUPT, UNKNOWN
 MOST_MEMBERS = 1024
 
 #: Keys of ``--member``.
-_KEYS = ("network", "model", "weights", "device", "variant", "dtype", "name")
+_KEYS = ("network", "model", "weights", "device", "variant", "dtype", "name", "output")
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,8 @@ class Spec:
         name: for reports and files.
         network, model: a workload's name, or in its place an ONNX file.
         weights, device, variant, dtype: as for ``run``.
+        output: the model's output that is kept; "": the only one.
+        preprocess: as ``--preprocess`` has it, for sizes that a model leaves open.
     """
 
     index: int
@@ -45,6 +52,8 @@ class Spec:
     device: str = "auto"
     variant: str = "auto"
     dtype: str = "float32"
+    output: str = ""
+    preprocess: str | None = None
 
     @property
     def file_stem(self) -> str:
@@ -53,13 +62,42 @@ class Spec:
     def workload(self) -> Workload:
         if not self.model:
             return workload.get(self.network)
-        found = workload.of_model(self.model)
-        if reason := found.network.why_not_images:
-            raise UnsupportedError(f"{self.model}: {reason}; Engine.run takes any graph")
-        return found
+        return workload.of_model(self.model, preprocess=self.preprocess)
+
+    def row(self, network: Any) -> tuple[str, tuple[int, ...]]:
+        """Returns the name and the shape, for one image, of the output that is kept.
+
+        Raises:
+            InputError: there is no such output, or there are several.
+            UnsupportedError: the network takes no images of a known size, or the output has no row of float32
+                for each image.
+        """
+        if isinstance(network, Network):
+            return "", (network.classes,)
+        form = form_of(network, network.base)
+        if not form.is_of_images or form.sizes_of is not None:
+            found = ", ".join(f"{v.name} {v.dtype} {list(v.shape)}" for v in network.inputs)
+            wanted = "one input, images [N, C, H, W] of a known size (--preprocess says it)"
+            raise UnsupportedError(f"{self.model}: expected {wanted}, found {found or 'none'}")
+        names = [value.name for value in form.outputs]
+        if (not self.output and len(names) != 1) or (self.output and self.output not in names):
+            wanted = f"output=NAME beside model={self.model}, of {', '.join(names)}"
+            raise expected("--member", wanted, repr(self.output) if self.output else "none")
+        value = next(v for v in form.outputs if self.output in ("", v.name))
+        if value.name not in form.rows or value.dtype != "float32":
+            wanted = f"a row of float32 for each image, of {value.name}"
+            found = f"{value.dtype} {list(value.shape)}"
+            raise UnsupportedError(f"{self.model}: expected {wanted}, found {found}")
+        return value.name, tuple(form.rows[value.name])
 
 
-def specs(members: int | None, lists: list[str] | None, device: str, weights: str) -> list[Spec]:
+def specs(
+    members: int | None,
+    lists: list[str] | None,
+    device: str,
+    weights: str,
+    preprocess: str | None = None,
+) -> list[Spec]:
     """Returns the members of ``--members N`` or of one ``--member KEY=VALUE,...`` each.
 
     Raises:
@@ -86,7 +124,7 @@ def specs(members: int | None, lists: list[str] | None, device: str, weights: st
             given.pop("name", None)
             or Path(given.get("model", given.get("network", "cifar10"))).stem
         )
-        found.append(Spec(index, f"{name}-{index}", **given))
+        found.append(Spec(index, f"{name}-{index}", **given, preprocess=preprocess))
     return found
 
 
@@ -139,7 +177,8 @@ class InferMember:
         )  # fmt: skip
         self.device = self._engine.device
         self.shape = self._engine.network.input_shape
-        self.probabilities = np.full((samples, self._engine.network.classes), np.nan, np.float32)
+        self._output, row = spec.row(self._engine.network)
+        self.probabilities = np.full((samples, *row), np.nan, np.float32)
         self._labels = np.full(samples, UNKNOWN, np.int32)
         self._path = None if folder is None else folder / spec.file_stem
         self._file: IO[bytes] | None = None
@@ -148,19 +187,22 @@ class InferMember:
                 self._file = open(self._path.with_suffix(".part"), "wb", buffering=0)  # noqa: SIM115
 
     def probe(self, images: Any) -> np.ndarray:
-        """Returns the probabilities of one batch, float32 [N, classes], and keeps nothing."""
+        """Returns the outputs of one batch, such as probabilities float32 [N, classes], and keeps nothing."""
         found = self._engine.predict(images)
+        if isinstance(found, Outputs):
+            found = found[self._output]
         return found.get() if hasattr(found, "get") else np.asarray(found)
 
     def step(self, batch: Batch, images: Any, labels: np.ndarray) -> None:
         if batch.number % self._part[1] != self._part[0]:
             return
         found = self.probe(images)
-        found = np.where((labels == CORRUPT)[:, None], np.float32("nan"), found)
+        bad = (labels == CORRUPT).reshape(-1, *[1] * (found.ndim - 1))
+        found = np.where(bad, np.float32("nan"), found)
         self.probabilities[batch.samples] = found
         self._labels[batch.samples] = labels
         if self._file is not None:
-            row = np.empty(len(found), _row(found.shape[1]))
+            row = np.empty(len(found), _row(found.shape[1:]))
             row["sample"], row["probabilities"] = batch.samples, found
             with self._writing():
                 self._file.write(row.tobytes())
@@ -182,18 +224,21 @@ class InferMember:
         self._engine.close()
 
 
-def _row(classes: int) -> np.dtype:
-    return np.dtype([("sample", "<i8"), ("probabilities", "<f4", (classes,))])
+def _row(shape: tuple[int, ...]) -> np.dtype:
+    return np.dtype([("sample", "<i8"), ("probabilities", "<f4", shape)])
 
 
-def read_part(path: str | os.PathLike[str], classes: int) -> np.ndarray:
+def read_part(path: str | os.PathLike[str], shape: int | tuple[int, ...]) -> np.ndarray:
     """Reads ``member-K.part``, the leavings of a run that did not end well.
 
+    Args:
+        shape: of the output for one image: how many classes, or any other.
+
     Returns:
-        rows of ``sample`` (int64) and ``probabilities`` (float32 [classes]): whole ones.
+        rows of ``sample`` (int64) and ``probabilities`` (float32 [*shape]): whole ones.
     """
     content = Path(path).read_bytes()
-    dtype = _row(classes)
+    dtype = _row((shape,) if isinstance(shape, int) else shape)
     return np.frombuffer(content, dtype, len(content) // dtype.itemsize)
 
 
@@ -228,15 +273,21 @@ COMBINATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def combination(text: str, members: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns the function that ``--combine`` names: of members' probabilities [M, N, C] to [N, C].
+def combination(text: str, members: int, rank: int = 1) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns the function that ``--combine`` names: of members' outputs [M, N, ...] to [N, ...].
 
     It is one of :data:`COMBINATIONS`, weights of a mean with commas between, or what
     ``module:callable[,key=value...]`` returns.
 
+    Args:
+        rank: dimensions of an output for one image: 1 of classes.
+
     Raises:
-        InputError: there is none, or there are not as many weights as members.
+        InputError: there is none, it is a vote on what are no classes, or weights are more or fewer than
+            members.
     """
+    if text == "vote" and rank != 1:
+        raise expected("--combine vote", "members that give a row of classes", "others")
     if text in COMBINATIONS:
         return COMBINATIONS[text]
     if ":" in text:
@@ -255,7 +306,12 @@ def combination(text: str, members: int) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def accuracy(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, Any] | None:
-    """Returns ``{correct, total, top1}`` over samples with a label that were run; None: there are none."""
+    """Returns ``{correct, total, top1}`` over samples with a label that were run; None: there are none.
+
+    Outputs that are no rows of classes have none.
+    """
+    if probabilities.ndim != 2:
+        return None
     known = (labels >= 0) & ~np.isnan(probabilities).any(1)
     total = int(known.sum())
     if not total:
@@ -264,15 +320,38 @@ def accuracy(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, Any] | 
     return {"correct": correct, "total": total, "top1": correct / total}
 
 
-def check_shapes(found: list[Spec]) -> Workload:
-    """Returns the workload of the first member.
+def check_shapes(found: list[Spec]) -> tuple[list[Workload], tuple[int, ...]]:
+    """Returns the members' workloads, and the shape of their outputs for one image.
 
     Raises:
-        InputError: the members read images of different shapes, or have different numbers of classes.
+        InputError: the members read images, or give outputs, of different shapes.
     """
     workloads = [spec.workload() for spec in found]
-    for what in ("input_shape", "classes"):
-        values = [getattr(one.network, what) for one in workloads]
+    rows = [spec.row(one.network)[1] for spec, one in zip(found, workloads, strict=True)]
+    shown = [row[0] if len(row) == 1 else list(row) for row in rows]
+    what = "classes" if all(len(row) == 1 for row in rows) else "shape of outputs"
+    shapes = [one.network.input_shape for one in workloads]
+    for name, values in (("input_shape", shapes), (what, shown)):
         if len({*map(str, values)}) > 1:
-            raise UnsupportedError(f"--member: expected the same {what} of all, found {values}")
-    return workloads[0]
+            raise UnsupportedError(f"--member: expected the same {name} of all, found {values}")
+    return workloads, rows[0]
+
+
+def shared_preprocess(text: str | None, workloads: list[Workload]) -> Preprocess | None:
+    """Returns how the members' images are prepared: as ``--preprocess`` says, else their files; None: not.
+
+    Raises:
+        InputError: the files say different things.
+    """
+    if text is not None:
+        return Preprocess.parse(text)
+    said = {str(found): found for one in workloads if (found := preprocess_of(one.network))}
+    if len(said) > 1:
+        raise expected("--preprocess", "settings for all members, whose files differ", "none")
+    return next(iter(said.values()), None)
+
+
+def reads_floats(workloads: list[Workload]) -> bool:
+    """Whether a member has no place for pixels."""
+    models = [one.network for one in workloads if not isinstance(one.network, Network)]
+    return any(model.base.inputs[0].dtype != "uint8" for model in models)

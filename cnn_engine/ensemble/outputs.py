@@ -36,13 +36,14 @@ def infer(
         parts = [rank[spec.index] for rank in results if spec.index in rank]
         one, labels = parts[0]["probabilities"], parts[0]["labels"]
         for part in parts[1:]:  # replicas had other batches
-            mine = ~np.isnan(part["probabilities"]).any(1)
+            mine = ~np.isnan(part["probabilities"]).reshape(len(one), -1).any(1)
             one[mine], labels[mine] = part["probabilities"][mine], part["labels"][mine]
         rows.append(one)
         found[spec.name] = accuracy(one, labels)
         if folder is not None:
             keep(folder, spec, one)
-    together = np.asarray(combination(combine, len(rows))(np.stack(rows)), np.float32)
+    combined = combination(combine, len(rows), rows[0].ndim - 1)
+    together = np.asarray(combined(np.stack(rows)), np.float32)
     if len(rows) > 1:
         found[f"ensemble ({combine})"] = accuracy(together, labels)
     if folder is not None:

@@ -222,7 +222,13 @@ def source(
     elif os.path.isdir(path) and _has_images(path):
         found = FolderSource(path, preprocess, shape)
     else:
-        found = ArraySource(workload.load_data(data, images))
+        arrays = workload.load_data(data, images)
+        if not isinstance(arrays.images, np.ndarray) or arrays.images.dtype != np.uint8:
+            wanted = (
+                "images of pixels, which members share: files, uint8 arrays, or jpeg:WIDTHxHEIGHT"
+            )
+            raise expected("--data", wanted, f"{arrays.images.dtype} in {arrays.name}")
+        found = ArraySource(arrays)
     if images is not None and images > len(found):
         raise expected("--images", f"at most {len(found)} (images in {data})", images)
     return found if images is None or images == len(found) else _First(found, images)

@@ -11,7 +11,10 @@ import types
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx_models
 import pytest
+from onnx import helper
 
 from cnn_engine import cli, workload
 from cnn_engine.ensemble import (
@@ -27,6 +30,7 @@ from cnn_engine.ensemble import (
 )
 from cnn_engine.ensemble.order import Order
 from cnn_engine.errors import InputError
+from cnn_engine.io import model_metadata
 from cnn_engine.io.preprocess import Preprocess
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,6 +117,71 @@ def test_members_read_what_preprocess_makes(tmp_path, balance):
     with cnn_engine.Engine(network, device="cpu", threads=1) as engine:
         wanted = np.concatenate([engine.predict(images[k : k + 8]) for k in (0, 8, 16)])
     assert (np.load(output / "member-0.npy") == wanted).all()
+
+
+def test_members_may_give_outputs_of_any_rank(tmp_path, capsys):
+    """A segmentation network beside a network of several outputs, prepared as their files say."""
+    import cnn_engine
+
+    prepared = Preprocess(letterbox=(8, 12), fill=114)
+    for name, seed in (("a", 0), ("b", 1)):
+        weights = np.random.default_rng(seed).normal(size=(2, 3, 3, 3)).astype(np.float32)
+        nodes = [
+            helper.make_node("Conv", ["x", "w"], ["planes"], pads=[1] * 4),
+            helper.make_node("GlobalAveragePool", ["planes"], ["mean"]),
+        ]
+        given = [
+            onnx_models.tensor("planes", ["n", 2, "h", "w"]),
+            onnx_models.tensor("mean", ["n", 2, 1, 1]),
+        ]
+        read = [onnx_models.tensor("x", ["n", 3, "h", "w"])]
+        made = onnx_models.model(nodes, read, given[: 1 + seed], {"w": weights})
+        helper.set_model_props(made, model_metadata.entries(prepared, None))
+        onnx.save(made, tmp_path / f"{name}.onnx")
+    one, two = (f"model={tmp_path / name}.onnx" for name in "ab")
+    words = ["--data", "jpeg:30x40", "--images", "9", "--batch", "4", *QUIET]
+    found = run(
+        tmp_path,
+        *words,
+        "--member",
+        one,
+        "--member",
+        f"{two},output=planes",
+        "--output",
+        str(tmp_path / "o"),
+    )
+    assert found["accuracy"] is None
+    network = members.Spec(0, model=one[6:], preprocess=str(prepared)).workload()
+    jpegs = source.source("jpeg:30x40", network, 9, prepared)
+    pixels = np.empty((9, 3, 8, 12), np.uint8)
+    for sample in range(9):
+        jpegs.decode(sample, jpegs.read(sample), pixels[sample])
+    images = prepared.normalised(pixels)
+    rows = []
+    for number, path in enumerate((one[6:], two[6:])):
+        with cnn_engine.Engine(path, device="cpu", threads=1) as engine:
+            rows.append(
+                np.concatenate([engine.run({"x": images[k : k + 4]})["planes"] for k in (0, 4, 8)])
+            )
+        assert (np.load(tmp_path / f"o/member-{number}.npy") == rows[-1]).all()
+    mean = np.stack(rows).mean(0, dtype=np.float64).astype(np.float32)
+    assert (np.load(tmp_path / "o/ensemble.npy") == mean).all()
+    for more, message in (
+        (["--member", two], "--member: expected output=NAME beside model="),
+        (
+            ["--member", f"{two},output=mean", "--member", one],
+            "--member: expected the same shape of outputs",
+        ),
+        (
+            ["--member", one, "--combine", "vote"],
+            "--combine vote: expected members that give a row of",
+        ),
+        (["--member", one, "--data", "synthetic"], "--data: expected images of pixels"),
+    ):
+        assert command.main([*words, *more]) == cli.INPUT_AT_FAULT
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
 
 
 def test_page_trace_and_csv_are_written(tmp_path):
