@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,8 @@ from .errors import expected
 
 def resolve(option: str, spec: str) -> tuple[Callable[..., Any], dict[str, Any], str]:
     """Returns the callable that ``spec`` names, its arguments, and a short name.
+
+    A module may be installed, or a file of the current folder, from now on.
 
     Raises:
         InputError: there is no such module or callable, or it does not take the arguments; names ``option``.
@@ -23,6 +27,9 @@ def resolve(option: str, spec: str) -> tuple[Callable[..., Any], dict[str, Any],
     if not (module_name and colon and attribute):
         raise expected(option, "module:callable[,key=value...]", repr(spec))
     arguments = dict(_argument(where, word) for word in words)
+    # `python -m` looks there by itself, the installed command `cnn-engine` does not.
+    if not {"", folder := os.getcwd()} & set(sys.path):
+        sys.path.append(folder)
     try:
         found: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a module of the user's may fail in any way
