@@ -35,6 +35,20 @@ PYTHON = {
     "recognise_functions": "recognise_activations", "plain_convolutions": "lower_convolutions",
     "pool_first": "pool_before_convolutions",
 }  # fmt: skip
+#: The same, of CUDA alone: kernels of the CPU still have some of them.
+CUDA = {
+    "place": "position", "places": "positions", "kPlaces": "kPositions", "tap": "kernel_offset",
+    "kTaps": "kKernelOffsets", "Taps": "KernelOffsets", "told": "full_barrier", "Stays": "Persistent",
+    "stays": "is_persistent", "staying": "persistent", "Chain": "NetworkShape", "Ahead": "Prefetch",
+    "kAhead": "kPrefetch", "kAlike": "kSame", "Products": "Gemm, Instruction", "ends": "known",
+    "send_cluster": "store_cluster_async", "end_tile": "epilogue_tile",
+}  # fmt: skip
+#: Phrases of comments of CUDA.
+CUDA_PHRASES = {
+    r"\bplaces\b": "positions",
+    r"\btold of\b": "descriptor",
+    r"\bblocks (that )?stay\b": "persistent",
+}
 #: Phrases of docstrings, comments and messages of the package.
 PHRASES = {
     r"\blaboratory\b": "measurement tools",
@@ -63,7 +77,7 @@ FILES = {
 #: Files that have these names for another reason: source code of a user, a program that NVRTC compiles.
 ALLOWED = {
     "cnn_engine/kernels/user/source.py", "cnn_engine/ensemble/source.py", "csrc/cuda/fused/program.cuh",
-    "csrc/cuda/sm80/storage.cuh", "csrc/cuda/fused/chain.cpp", "csrc/cuda/fused/chain.h",
+    "csrc/cuda/sm80/storage.cuh", "csrc/cuda/fused/network_shape.cpp", "csrc/cuda/fused/chain.h",
 }  # fmt: skip
 SOURCES = sorted(
     path
@@ -98,6 +112,23 @@ def test_python_has_the_fields_names():
         if path.suffix == ".py"
         for name in sorted(names(path) & PYTHON.keys())
     ]
+    assert not found
+
+
+def test_cuda_has_the_fields_names():
+    found = []
+    for path in SOURCES:
+        name = path.relative_to(ROOT).as_posix()
+        if name.startswith("csrc/cuda/"):
+            found += [
+                f"{name}: {word} -> {CUDA[word]}" for word in sorted(names(path) & CUDA.keys())
+            ]
+            comments = " ".join(re.findall(r"//([^\n]*)", path.read_text(encoding="utf-8")))
+            found += [
+                f"{name}: {match[0]!r}: write {instead}"
+                for phrase, instead in CUDA_PHRASES.items()
+                for match in re.finditer(phrase, comments, re.IGNORECASE)
+            ]
     assert not found
 
 

@@ -36,7 +36,7 @@ __global__ void binary_kernel(const float* x, const float* y, float* out, const 
   const bool y_repeated = walk.rank == 0 || walk.strides[2][walk.rank - 1] == 0;
   for (std::int64_t i = grid_thread(); i < walk.size; i += threads) {
     std::int64_t at[3];
-    walk.place(static_cast<Index>(i), at);
+    walk.position(static_cast<Index>(i), at);
     float a[elements];
     float b[elements];
     load(x + at[1], x_repeated, a);

@@ -73,8 +73,8 @@ __device__ inline void wait_for_copies() {
 
 // Products [first, end).
 template <typename Tile, typename A, typename B, typename Out>
-__device__ __forceinline__ void blocked_product(float* shared, A& a, B& b, int first, int end,
-                                                const Out& out) {
+__device__ __forceinline__ void blocked_gemm(float* shared, A& a, B& b, int first, int end,
+                                             const Out& out) {
   constexpr int kRowVectors = Tile::rows / 4, kColumnVectors = Tile::columns / 4;
   const int row = threadIdx.x / Tile::across * 4, column = threadIdx.x % Tile::across * 4;
   float sum[Tile::rows][Tile::columns] = {};

@@ -18,10 +18,10 @@ __global__ void conv2d_pack_kernel(const float* __restrict__ weight,  // [K, C /
   }
   const Panels panels = p.panels();
   const int row = static_cast<int>(index % panels.rows);
-  const std::int64_t place = index / panels.rows;
-  const int t = static_cast<int>(place % panels.depth);
-  const int panel = static_cast<int>(place / panels.depth % panels.panels);
-  const int group = static_cast<int>(place / panels.depth / panels.panels);
+  const std::int64_t position = index / panels.rows;
+  const int t = static_cast<int>(position % panels.depth);
+  const int panel = static_cast<int>(position / panels.depth % panels.panels);
+  const int group = static_cast<int>(position / panels.depth / panels.panels);
   const int filter = panel * panels.rows + row;
   const std::int64_t k = static_cast<std::int64_t>(group) * p.group_filters() + filter;
   packed[index] = filter < p.group_filters() ? weight[k * panels.depth + t] : 0.0f;

@@ -1,6 +1,7 @@
-// conv2d_blocked as a product that is never written out: y[k, q] = sum over taps t of w[t, k] *
-// x[t, q], where q counts the outputs of one group of all images, and x[t, q] is read from the
-// image where tap t of output q lies (zero outside). See blocked.cuh for the tiles.
+// conv2d_blocked as a product that is never written out: y[k, q] = sum over kernel offsets t of
+// w[t, k] * x[t, q], where q counts the outputs of one group of all images, and x[t, q] is read
+// from the image where kernel offset t of output q lies (zero outside). See blocked.cuh for the
+// tiles.
 #pragma once
 
 #include "cuda/common/blocked.cuh"
@@ -8,24 +9,27 @@
 
 namespace cnn_engine::cuda {
 
-// Any convolution: a thread copies some taps of some columns, each tested against the image's
-// bounds. Where the taps of a part lie is worked out by the block's first threads, a part ahead.
+// Any convolution: a thread copies some kernel offsets of some columns, each tested against the
+// image's bounds. Where the kernel offsets of a part lie is worked out by the block's first
+// threads, a part ahead.
 template <typename Tile>
 class ImageWindows {
  public:
-  struct alignas(16) Tap {
+  struct alignas(16) KernelOffset {
     int offset, row, column;  // from the window's first place
   };
-  // Shared memory: the taps of some parts, and what only the threads that place them need.
-  struct Taps {
-    Tap parts[kBlockStages][kBlockDepth];
+  // Shared memory: the kernel offsets of some parts, and what only the threads that place them
+  // need.
+  struct KernelOffsets {
+    KernelOffset parts[kBlockStages][kBlockDepth];
     int c[kBlockDepth], r[kBlockDepth], s[kBlockDepth];  // of the part that is placed next
     int step_c, step_r, step_s;
   };
 
-  __device__ ImageWindows(Taps& taps, const float* input, const Conv2dShape& p, int group,
-                          unsigned first_column, unsigned columns, int first_tap)
-      : taps_(taps), input_(input), p_(p) {
+  __device__ ImageWindows(KernelOffsets& kernel_offsets, const float* input, const Conv2dShape& p,
+                          int group, unsigned first_column, unsigned columns,
+                          int first_kernel_offset)
+      : kernel_offsets_(kernel_offsets), input_(input), p_(p) {
     const unsigned out_w = p.out_w(), area = p.out_h() * out_w;
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
@@ -38,60 +42,64 @@ class ImageWindows {
       window_[i] = input + (plane * p.h + top_[i]) * p.w + left_[i];
     }
     if (threadIdx.x < kBlockDepth) {
-      const int tap = first_tap + threadIdx.x;
-      taps.s[threadIdx.x] = tap % p.s;
-      taps.r[threadIdx.x] = tap / p.s % p.r;
-      taps.c[threadIdx.x] = tap / p.s / p.r;
+      const int kernel_offset = first_kernel_offset + threadIdx.x;
+      kernel_offsets.s[threadIdx.x] = kernel_offset % p.s;
+      kernel_offsets.r[threadIdx.x] = kernel_offset / p.s % p.r;
+      kernel_offsets.c[threadIdx.x] = kernel_offset / p.s / p.r;
       if (threadIdx.x == 0) {
-        taps.step_s = kBlockDepth % p.s;
-        taps.step_r = kBlockDepth / p.s % p.r;
-        taps.step_c = kBlockDepth / p.s / p.r;
+        kernel_offsets.step_s = kBlockDepth % p.s;
+        kernel_offsets.step_r = kBlockDepth / p.s % p.r;
+        kernel_offsets.step_c = kBlockDepth / p.s / p.r;
       }
       __syncwarp((1u << kBlockDepth) - 1);
     }
-    for (int part = 0; part < kBlockStages; ++part) place(part);
+    for (int part = 0; part < kBlockStages; ++part) position(part);
     __syncthreads();
   }
 
   __device__ void load(float* to, int first, int end) {
-    const Tap* taps = taps_.parts[part_ % kBlockStages];
+    const KernelOffset* kernel_offsets = kernel_offsets_.parts[part_ % kBlockStages];
     const int own = threadIdx.x % Tile::N;
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
 #pragma unroll
-      for (int j = 0; j < kTaps; ++j) {
-        const int t = threadIdx.x / Tile::N + j * (kBlockDepth / kTaps);
-        const Tap tap = taps[t];
-        const unsigned y = top_[i] + tap.row, x = left_[i] + tap.column;
+      for (int j = 0; j < kKernelOffsets; ++j) {
+        const int t = threadIdx.x / Tile::N + j * (kBlockDepth / kKernelOffsets);
+        const KernelOffset kernel_offset = kernel_offsets[t];
+        const unsigned y = top_[i] + kernel_offset.row, x = left_[i] + kernel_offset.column;
         const bool valid =
             y < static_cast<unsigned>(p_.h) && x < static_cast<unsigned>(p_.w) && first + t < end;
         copy_async<4>(to + t * Tile::N + own + i * Tile::threads,
-                      valid ? window_[i] + tap.offset : input_, valid);
+                      valid ? window_[i] + kernel_offset.offset : input_, valid);
       }
     }
-    // The first parts' taps are there; the slot written now was read before the block last met.
-    if (part_ >= kBlockStages - 1) place(part_ + 1);
+    // The first parts' kernel offsets are there; the slot written now was read before the block
+    // last met.
+    if (part_ >= kBlockStages - 1) position(part_ + 1);
     ++part_;
   }
 
  private:
   static_assert(Tile::threads % Tile::N == 0 || Tile::N % Tile::threads == 0);
   static constexpr int kColumns = Tile::N > Tile::threads ? Tile::N / Tile::threads : 1;
-  static constexpr int kTaps =  // of a column
+  static constexpr int kKernelOffsets =  // of a column
       Tile::N > Tile::threads ? kBlockDepth : kBlockDepth / (Tile::threads / Tile::N);
 
-  __device__ void place(int part) {
+  __device__ void position(int part) {
     if (threadIdx.x >= kBlockDepth) return;
-    int c = taps_.c[threadIdx.x], r = taps_.r[threadIdx.x], s = taps_.s[threadIdx.x];
+    int c = kernel_offsets_.c[threadIdx.x], r = kernel_offsets_.r[threadIdx.x],
+        s = kernel_offsets_.s[threadIdx.x];
     const int row = r * p_.dilation_h, column = s * p_.dilation_w;
-    taps_.parts[part % kBlockStages][threadIdx.x] = {(c * p_.h + row) * p_.w + column, row, column};
-    s += taps_.step_s, r += taps_.step_r, c += taps_.step_c;
+    kernel_offsets_.parts[part % kBlockStages][threadIdx.x] = {(c * p_.h + row) * p_.w + column,
+                                                               row, column};
+    s += kernel_offsets_.step_s, r += kernel_offsets_.step_r, c += kernel_offsets_.step_c;
     if (s >= p_.s) s -= p_.s, ++r;
     if (r >= p_.r) r -= p_.r, ++c;
-    taps_.c[threadIdx.x] = c, taps_.r[threadIdx.x] = r, taps_.s[threadIdx.x] = s;
+    kernel_offsets_.c[threadIdx.x] = c, kernel_offsets_.r[threadIdx.x] = r,
+    kernel_offsets_.s[threadIdx.x] = s;
   }
 
-  Taps& taps_;
+  KernelOffsets& kernel_offsets_;
   const float* input_;
   const Conv2dShape& p_;
   const float* window_[kColumns];
@@ -99,18 +107,18 @@ class ImageWindows {
   int part_ = 0;
 };
 
-// 1x1, stride 1, no padding, maps of a multiple of 4 places: 16 bytes at a time.
+// 1x1, stride 1, no padding, maps of a multiple of 4 positions: 16 bytes at a time.
 template <typename Tile>
-class ImagePlaces {
+class ImagePositions {
  public:
-  __device__ ImagePlaces(const float* input, const Conv2dShape& p, int group, unsigned first_column,
-                         unsigned columns)
+  __device__ ImagePositions(const float* input, const Conv2dShape& p, int group,
+                            unsigned first_column, unsigned columns)
       : input_(input), area_(p.h * p.w) {
     const unsigned q = first_column + threadIdx.x % kVectors * 4;
     const unsigned n = q / area_;
     inside_ = q < columns;
     const std::int64_t plane = static_cast<std::int64_t>(n) * p.c + group * p.group_channels();
-    place_ = input + plane * area_ + (q - n * area_);
+    position_ = input + plane * area_ + (q - n * area_);
   }
 
   __device__ void load(float* to, int first, int end) const {
@@ -118,7 +126,7 @@ class ImagePlaces {
     for (int i = threadIdx.x; i < kBlockDepth * kVectors; i += Tile::threads) {
       const int t = i / kVectors;
       const bool valid = inside_ && first + t < end;
-      const float* from = place_ + static_cast<std::int64_t>(first + t) * area_;
+      const float* from = position_ + static_cast<std::int64_t>(first + t) * area_;
       copy_async<16>(to + i * 4, valid ? from : input_, valid);
     }
   }
@@ -127,7 +135,7 @@ class ImagePlaces {
   static constexpr int kVectors = Tile::N / 4;
   static_assert(Tile::threads % kVectors == 0);
   const float* input_;
-  const float* place_;
+  const float* position_;
   unsigned area_;
   bool inside_;
 };
@@ -141,20 +149,20 @@ struct ConvOutput {
   int filters, first_k, rows;  // of all; of the tile: its first in y, and how many exist
   unsigned area, first_column, columns;
 
-  __device__ void write(int m, int column, float4 sums) const {
+  __device__ void write(int m, int column, float4 accumulators) const {
     if (m >= rows) return;
     const int k = first_k + m;
     const unsigned q = first_column + column;
-    const float value[4] = {sums.x, sums.y, sums.z, sums.w};
+    const float value[4] = {accumulators.x, accumulators.y, accumulators.z, accumulators.w};
     if (aligned) {
       if (q >= columns) return;
       const unsigned n = q / area;
       const std::int64_t at = (static_cast<std::int64_t>(n) * filters + k) * area + (q - n * area);
       if (last) {
-        sums = make_float4(epilogue(value[0], k, at), epilogue(value[1], k, at + 1),
-                           epilogue(value[2], k, at + 2), epilogue(value[3], k, at + 3));
+        accumulators = make_float4(epilogue(value[0], k, at), epilogue(value[1], k, at + 1),
+                                   epilogue(value[2], k, at + 2), epilogue(value[3], k, at + 3));
       }
-      *reinterpret_cast<float4*>(to + at) = sums;
+      *reinterpret_cast<float4*>(to + at) = accumulators;
       return;
     }
 #pragma unroll
@@ -177,8 +185,8 @@ struct ConvGrid {
 };
 
 // Blocks: row tiles, then splits, then groups, then column tiles, so that neighbours read the same
-// part of the image. `Places`: by ImagePlaces, else by ImageWindows.
-template <typename Tile, bool Places>
+// part of the image. `Positions`: by ImagePositions, else by ImageWindows.
+template <typename Tile, bool Positions>
 __global__ void __launch_bounds__(Tile::threads, 384 / Tile::threads + (Tile::threads == 256))
     conv2d_blocked_kernel(const float* __restrict__ input,   // [N, C, H, W]
                           const float* __restrict__ packed,  // [groups][panels][depth][rows]
@@ -212,13 +220,13 @@ __global__ void __launch_bounds__(Tile::threads, 384 / Tile::threads + (Tile::th
   out.area = p.out_h() * p.out_w();
   out.first_column = first_column;
   out.columns = grid.columns;
-  if constexpr (Places) {
-    const ImagePlaces<Tile> b(input, p, group, first_column, grid.columns);
-    blocked_product<Tile>(shared, a, b, first, end, out);
+  if constexpr (Positions) {
+    const ImagePositions<Tile> b(input, p, group, first_column, grid.columns);
+    blocked_gemm<Tile>(shared, a, b, first, end, out);
   } else {
-    __shared__ typename ImageWindows<Tile>::Taps taps;
-    ImageWindows<Tile> b(taps, input, p, group, first_column, grid.columns, first);
-    blocked_product<Tile>(shared, a, b, first, end, out);
+    __shared__ typename ImageWindows<Tile>::KernelOffsets kernel_offsets;
+    ImageWindows<Tile> b(kernel_offsets, input, p, group, first_column, grid.columns, first);
+    blocked_gemm<Tile>(shared, a, b, first, end, out);
   }
 }
 
@@ -270,14 +278,15 @@ inline void launch_conv2d_blocked(const float* input, const float* packed, const
   grid.columns = shape.n * area;
   grid.aligned = area % 4 == 0 && at_16_bytes(split ? workspace : output);
   grid.part_size = shape.output_size();
-  const bool places = shape.r == 1 && shape.s == 1 && shape.stride_h == 1 && shape.stride_w == 1 &&
-                      shape.pad_top == 0 && shape.pad_left == 0 && shape.pad_bottom == 0 &&
-                      shape.pad_right == 0 && area % 4 == 0 && at_16_bytes(input);
+  const bool positions = shape.r == 1 && shape.s == 1 && shape.stride_h == 1 &&
+                         shape.stride_w == 1 && shape.pad_top == 0 && shape.pad_left == 0 &&
+                         shape.pad_bottom == 0 && shape.pad_right == 0 && area % 4 == 0 &&
+                         at_16_bytes(input);
   const std::int64_t blocks = plan.row_tiles * plan.column_tiles * shape.groups * plan.splits;
   const auto launch = [&](auto tile) {
     using Tile = decltype(tile);
     const auto kernel =
-        places ? conv2d_blocked_kernel<Tile, true> : conv2d_blocked_kernel<Tile, false>;
+        positions ? conv2d_blocked_kernel<Tile, true> : conv2d_blocked_kernel<Tile, false>;
     kernel<<<static_cast<unsigned>(blocks), Tile::threads, 0, stream>>>(
         input, packed, split ? workspace : output, epilogue, shape, grid);
     CUDA_CHECK_LAUNCH("conv2d_blocked_kernel");

@@ -3,9 +3,9 @@
 //
 // A thread makes `Rows` outputs below each other, so that a row of the image, once read, serves all
 // of them; neighbouring threads make neighbouring columns (their reads are coalesced, and the
-// first-level cache serves the taps that overlap). With Side > 0: square kernels with dilation 1
-// and equal strides of Stride, compiled in, their taps in registers. Side = 0: any kernel, stride
-// and dilation, a row a thread.
+// first-level cache serves the kernel offsets that overlap). With Side > 0: square kernels with
+// dilation 1 and equal strides of Stride, compiled in, their kernel offsets in registers. Side = 0:
+// any kernel, stride and dilation, a row a thread.
 #pragma once
 
 #include "cuda/common/conv2d_blocked.cuh"
@@ -32,9 +32,9 @@ __global__ void conv2d_depthwise_kernel(const float* __restrict__ input,   // [N
   const float* filter = weight + static_cast<std::int64_t>(k) * p.r * p.s;
   float sum[Rows] = {};
   if constexpr (Side > 0) {
-    float taps[Side][Side];
+    float kernel_offsets[Side][Side];
 #pragma unroll
-    for (int i = 0; i < Side * Side; ++i) taps[i / Side][i % Side] = filter[i];
+    for (int i = 0; i < Side * Side; ++i) kernel_offsets[i / Side][i % Side] = filter[i];
 #pragma unroll
     for (int i = 0; i < (Rows - 1) * Stride + Side; ++i) {
       const int y = top + i;
@@ -49,7 +49,7 @@ __global__ void conv2d_depthwise_kernel(const float* __restrict__ input,   // [N
         const int r = i - j * Stride;
         if (r < 0 || r >= Side) continue;
 #pragma unroll
-        for (int s = 0; s < Side; ++s) sum[j] = fmaf(values[s], taps[r][s], sum[j]);
+        for (int s = 0; s < Side; ++s) sum[j] = fmaf(values[s], kernel_offsets[r][s], sum[j]);
       }
     }
   } else {

@@ -6,7 +6,8 @@
 // filter (a broadcast) and neighbouring pixels (coalesced but for the window's shift).
 //
 //   conv2d_direct_kernel       one thread makes one output and sums over C/G*R*S in order
-//   conv2d_direct_warp_kernel  one warp makes one output: lanes sum every 32nd tap, then shuffle
+//   conv2d_direct_warp_kernel  one warp makes one output: lanes sum every 32nd kernel offset, then
+//   shuffle
 #pragma once
 
 #include "cuda/common/conv2d_output.cuh"
@@ -47,14 +48,14 @@ __global__ void conv2d_direct_warp_kernel(const float* __restrict__ input,
   if (index >= p.output_size()) return;  // the whole warp leaves: the shuffles below stay complete
   const int lane = threadIdx.x % kWarpThreads;
   const Conv2dOutput at(input, weight, p, static_cast<unsigned>(index));
-  const int taps = p.taps();
-  WarpTaps tap(p, lane);
+  const int kernel_offsets = p.taps();
+  WarpKernelOffsets kernel_offset(p, lane);
   float sum = 0.0f;
-  for (int t = lane; t < taps; t += kWarpThreads, tap.advance(p)) {
-    const int y = at.top + tap.r * p.dilation_h;
-    const int x = at.left + tap.s * p.dilation_w;
+  for (int t = lane; t < kernel_offsets; t += kWarpThreads, kernel_offset.advance(p)) {
+    const int y = at.top + kernel_offset.r * p.dilation_h;
+    const int x = at.left + kernel_offset.s * p.dilation_w;
     if (y >= 0 && y < p.h && x >= 0 && x < p.w) {
-      sum += at.image[(tap.c * p.h + y) * p.w + x] * at.filter[t];
+      sum += at.image[(kernel_offset.c * p.h + y) * p.w + x] * at.filter[t];
     }
   }
   sum = warp_sum(sum);

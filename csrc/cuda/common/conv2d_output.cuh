@@ -27,13 +27,13 @@ struct Conv2dOutput {
   }
 };
 
-// A lane's walk over a filter's taps: every 32nd, as channel, row and column. Stepping by carries
-// keeps division out of the loop.
-struct WarpTaps {
+// A lane's walk over a filter's kernel offsets: every 32nd, as channel, row and column. Stepping by
+// carries keeps division out of the loop.
+struct WarpKernelOffsets {
   int c, r, s;
   int step_c, step_r, step_s;
 
-  __device__ WarpTaps(const Conv2dShape& p, int lane) {
+  __device__ WarpKernelOffsets(const Conv2dShape& p, int lane) {
     s = lane % p.s;
     r = lane / p.s % p.r;
     c = lane / p.s / p.r;

@@ -5,7 +5,8 @@
 // are tested: what the branch costs is what the `if` variant is slower by, less the time of pad2d.
 //
 //   conv2d_pad_kernel       one thread makes one output and sums over C/G*R*S in order
-//   conv2d_pad_warp_kernel  one warp makes one output: lanes sum every 32nd tap, then shuffle
+//   conv2d_pad_warp_kernel  one warp makes one output: lanes sum every 32nd kernel offset, then
+//   shuffle
 #pragma once
 
 #include "cuda/common/conv2d_output.cuh"
@@ -42,11 +43,13 @@ __global__ void conv2d_pad_warp_kernel(const float* __restrict__ input,
   const int lane = threadIdx.x % kWarpThreads;
   const Conv2dOutput at(input, weight, p, static_cast<unsigned>(index));
   const float* corner = at.image + at.top * p.w + at.left;
-  const int taps = p.taps();
-  WarpTaps tap(p, lane);
+  const int kernel_offsets = p.taps();
+  WarpKernelOffsets kernel_offset(p, lane);
   float sum = 0.0f;
-  for (int t = lane; t < taps; t += kWarpThreads, tap.advance(p)) {
-    sum += corner[(tap.c * p.h + tap.r * p.dilation_h) * p.w + tap.s * p.dilation_w] * at.filter[t];
+  for (int t = lane; t < kernel_offsets; t += kWarpThreads, kernel_offset.advance(p)) {
+    sum += corner[(kernel_offset.c * p.h + kernel_offset.r * p.dilation_h) * p.w +
+                  kernel_offset.s * p.dilation_w] *
+           at.filter[t];
   }
   sum = warp_sum(sum);
   if (lane == 0) output[index] = bias ? sum + bias[at.k] : sum;

@@ -7,10 +7,10 @@
 // A thread makes a unit, 2 rows x 4 columns of outputs, of 4 filters: 32 sums. A block is `units`
 // of a tile (whole maps of several images where they are small, so that few of a warp's lanes idle)
 // by `groups` of 4 filters. A few channels at a time come to shared memory: the input with its
-// border of zeros (the only place where bounds are tested) and the weights with their filters
+// border of zeros (the only position where bounds are tested) and the weights with their filters
 // innermost, which stay there for several tiles where all channels fit. For each kernel row a
-// thread then loads one input row's window as two vectors and, for each tap, 4 filters as one
-// vector that its whole warp shares: 160 multiply-adds for 7 loads with a 5x5 kernel, where the
+// thread then loads one input row's window as two vectors and, for each kernel offset, 4 filters as
+// one vector that its whole warp shares: 160 multiply-adds for 7 loads with a 5x5 kernel, where the
 // layered kernels need 2 loads for 1. Kernels of 1x1, 3x3, 5x5 and 7x7 with stride and dilation 1
 // are compiled in; others load each value. One group only: a group's few filters would leave most
 // of a block idle (conv2d_blocked.cuh is for groups). fits_conv2d_tiled says whether a tile fits
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(32 * kTiledMostWarps, 2)
   float* const x = tiled_shared;                       // [images][channels][in_rows][in_pitch]
   float* const w = tiled_shared + tiles.input_size();  // [channels][R][S][filters]
   const int threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
-  const int plane = tiles.plane(), filters = tiles.filters(), taps = p.r * p.s;
+  const int plane = tiles.plane(), filters = tiles.filters(), kernel_offsets = p.r * p.s;
   const int a_map = tiles.across * tiles.down;
   const bool idle = threadIdx.x >= a_map * tiles.images;  // it makes the first unit once more
   const int unit = idle ? 0 : threadIdx.x;
@@ -94,18 +94,20 @@ __global__ void __launch_bounds__(32 * kTiledMostWarps, 2)
   const TileWalk start = {thread / plane, thread % plane / tiles.in_pitch, thread % tiles.in_pitch};
 
   const auto load_weights = [&](int c, int channels) {
-    const int of_filter = channels * taps;  // neighbouring threads read neighbouring taps
+    const int of_filter =
+        channels * kernel_offsets;  // neighbouring threads read neighbouring kernel offsets
     for (int i = thread; i < of_filter * filters; i += threads) {
       const int filter = i / of_filter, at = i - filter * of_filter, k = first_filter + filter;
-      w[at * filters + filter] = k < p.k ? weight[(std::int64_t{k} * p.c + c) * taps + at] : 0.0f;
+      w[at * filters + filter] =
+          k < p.k ? weight[(std::int64_t{k} * p.c + c) * kernel_offsets + at] : 0.0f;
     }
   };
-  const bool weights_stay = tiles.channels == p.c;
-  if (weights_stay) load_weights(0, p.c);
+  const bool weights_resident = tiles.channels == p.c;
+  if (weights_resident) load_weights(0, p.c);
 
   const int first_tile = blockIdx.x * tiles.tiles_a_block;
-  const int end_tile = min(first_tile + tiles.tiles_a_block, tiles.tiles);
-  for (int tile = first_tile; tile < end_tile; ++tile) {
+  const int epilogue_tile = min(first_tile + tiles.tiles_a_block, tiles.tiles);
+  for (int tile = first_tile; tile < epilogue_tile; ++tile) {
     const int left = tile % tiles.tiles_across * tiles.across * kTiledColumns;
     const int top = tile / tiles.tiles_across % tiles.tiles_down * tiles.down * kTiledRows;
     const int first_image = tile / tiles.tiles_across / tiles.tiles_down * tiles.images;
@@ -130,11 +132,11 @@ __global__ void __launch_bounds__(32 * kTiledMostWarps, 2)
         if (at.column >= tiles.in_pitch) at.column -= tiles.in_pitch, ++at.row;
         if (at.row >= tiles.in_rows) at.row -= tiles.in_rows, ++at.map;
       }
-      if (!weights_stay) load_weights(c, channels);
+      if (!weights_resident) load_weights(c, channels);
       __syncthreads();
       for (int channel = 0; channel < channels; ++channel) {
         const float* from = x + (image * tiles.channels + channel) * plane;
-        const float* filter = w + channel * taps * filters + threadIdx.y * kTiledFilters;
+        const float* filter = w + channel * kernel_offsets * filters + threadIdx.y * kTiledFilters;
         const auto multiply = [&](float value, const float4& f, float (&to)[kTiledFilters]) {
           to[0] = fmaf(value, f.x, to[0]);
           to[1] = fmaf(value, f.y, to[1]);

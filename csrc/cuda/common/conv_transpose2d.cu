@@ -1,5 +1,5 @@
-// conv_transpose2d on CUDA: one thread makes one output, from the taps that input elements reach it
-// by.
+// conv_transpose2d on CUDA: one thread makes one output, from the kernel offsets that input
+// elements reach it by.
 #include "cuda/common/launch.cuh"
 #include "ops/conv_transpose2d.h"
 #include "runtime/check.h"
@@ -21,13 +21,13 @@ __global__ void conv_transpose2d_kernel(const float* __restrict__ input,   // [N
   const int x = static_cast<int>(index - row * out_w) + p.pad_left;
   const int channels = p.group_channels(), filters = p.group_filters();
   const int group = k / filters;
-  const int taps = filters * p.r * p.s;  // of a channel
+  const int kernel_offsets = filters * p.r * p.s;  // of a channel
   const float* image =
       input + (static_cast<std::int64_t>(n) * p.c + group * channels) * (p.h * p.w);
-  const float* filter = weight + static_cast<std::int64_t>(group) * channels * taps +
+  const float* filter = weight + static_cast<std::int64_t>(group) * channels * kernel_offsets +
                         (k - group * filters) * (p.r * p.s);
   float sum = 0.0f;
-  for (int c = 0; c < channels; ++c, image += p.h * p.w, filter += taps) {
+  for (int c = 0; c < channels; ++c, image += p.h * p.w, filter += kernel_offsets) {
     for (int r = 0; r < p.r; ++r) {
       const int from_y = y - r * p.dilation_h, i = from_y / p.stride_h;
       if (from_y < 0 || i >= p.h || i * p.stride_h != from_y) continue;

@@ -20,7 +20,7 @@ __global__ void copy_kernel(const Item* input, Item* output, const Walk<2> walk)
   const std::int64_t threads = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   for (std::int64_t i = grid_thread(); i < walk.size; i += threads) {
     std::int64_t at[2];
-    walk.place(static_cast<Index>(i), at);
+    walk.position(static_cast<Index>(i), at);
     output[at[0]] = input[at[1]];
   }
 }
@@ -46,7 +46,7 @@ __global__ void transpose_kernel(const Item* input, Item* output, const Transpos
     const unsigned outer_index = above / p.row_tiles;
     const unsigned row = (above - outer_index * p.row_tiles) * kTile;
     std::int64_t at[2];
-    outer.place(outer_index, at);
+    outer.position(outer_index, at);
     const Item* from = input + at[1];
     Item* to = output + at[0];
     for (unsigned i = threadIdx.y; i < kTile; i += kTileRows) {

@@ -33,8 +33,8 @@ __global__ void gather_kernel(const Item* __restrict__ input,
       } else {
         above = d == 0 ? 0 : index / static_cast<Index>(walk.dims[d]);
       }
-      const std::int64_t place = index - above * static_cast<Index>(walk.dims[d]);
-      const std::int64_t step = tables[walk.strides[0][d] + place];
+      const std::int64_t position = index - above * static_cast<Index>(walk.dims[d]);
+      const std::int64_t step = tables[walk.strides[0][d] + position];
       inside = inside && step >= 0;
       offset += step;
     }

@@ -1,5 +1,5 @@
-// grid_sample on CUDA: a thread takes a place, finds its pixels and weights once, and reads some
-// channels by them; neighbouring threads take neighbouring places.
+// grid_sample on CUDA: a thread takes a position, finds its pixels and weights once, and reads some
+// channels by them; neighbouring threads take neighbouring positions.
 #include "cuda/common/launch.cuh"
 #include "ops/grid_sample.h"
 #include "runtime/check.h"
@@ -14,14 +14,14 @@ __global__ void grid_sample_kernel(const float* __restrict__ input,  // [N, C, D
                                    const float* __restrict__ grid,   // [N, O, rank]
                                    float* __restrict__ output,       // [N, C, O]
                                    const GridSampleShape p) {
-  const std::int64_t place = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (place >= std::int64_t{p.images} * p.places) return;
-  const std::int64_t image = place / p.places;
-  const int at = static_cast<int>(place - image * p.places);
+  const std::int64_t position = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (position >= std::int64_t{p.images} * p.positions) return;
+  const std::int64_t image = position / p.positions;
+  const int at = static_cast<int>(position - image * p.positions);
   GridPixels of[rank];
 #pragma unroll
   for (int d = 0; d < rank; ++d) {
-    of[d] = p.pixels(grid[place * rank + rank - 1 - d], p.sizes[3 - rank + d]);
+    of[d] = p.pixels(grid[position * rank + rank - 1 - d], p.sizes[3 - rank + d]);
   }
   const int first = blockIdx.y * kGridChannels;
   const int end = min(first + kGridChannels, p.channels);
@@ -48,14 +48,14 @@ __global__ void grid_sample_kernel(const float* __restrict__ input,  // [N, C, D
         }
       }
     }
-    output[(image * p.channels + c) * p.places + at] = sum;
+    output[(image * p.channels + c) * p.positions + at] = sum;
   }
 }
 
 template <int taps>
 void launch_grid_sample(const float* input, const float* grid, float* output,
                         const GridSampleShape& p, Stream stream) {
-  const dim3 blocks(blocks_for(std::int64_t{p.images} * p.places),
+  const dim3 blocks(blocks_for(std::int64_t{p.images} * p.positions),
                     (p.channels + kGridChannels - 1) / kGridChannels);
   const auto launch = [&](auto kernel) {
     kernel<<<blocks, kBlockThreads, 0, stream>>>(input, grid, output, p);
@@ -70,7 +70,7 @@ void launch_grid_sample(const float* input, const float* grid, float* output,
 
 void grid_sample(const float* input, const float* grid, float* output, const GridSampleShape& shape,
                  Stream stream) {
-  if (shape.images == 0 || shape.places == 0 || shape.channels == 0) return;
+  if (shape.images == 0 || shape.positions == 0 || shape.channels == 0) return;
   switch (shape.mode) {
     case GridMode::nearest:
       return launch_grid_sample<1>(input, grid, output, shape, stream);

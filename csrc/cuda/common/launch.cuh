@@ -164,7 +164,7 @@ template <typename... Parameters>
   int clusters = 0;
   const cudaError_t found = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
   if (found == cudaErrorInvalidClusterSize) {
-    cudaGetLastError();  // told of here, and no more
+    cudaGetLastError();  // reported here, and no more
     return 0;
   }
   CUDA_CHECK(found);
@@ -173,7 +173,7 @@ template <typename... Parameters>
 
 }  // namespace
 
-// This thread's place in a one-dimensional grid.
+// This thread's position in a one-dimensional grid.
 __device__ inline std::int64_t grid_thread() {
   return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }

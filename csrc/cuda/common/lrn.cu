@@ -1,4 +1,5 @@
-// lrn on CUDA: one thread makes one output element; neighbouring threads read neighbouring places.
+// lrn on CUDA: one thread makes one output element; neighbouring threads read neighbouring
+// positions.
 #include "cuda/common/launch.cuh"
 #include "ops/lrn.h"
 #include "runtime/check.h"

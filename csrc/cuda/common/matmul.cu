@@ -14,8 +14,8 @@ __global__ void matmul_kernel(const float* __restrict__ a, const float* __restri
   const std::int64_t index = grid_thread();
   if (index >= p.output_size()) return;
   const std::int64_t matrix = std::int64_t{p.rows} * p.columns, z = index / matrix;
-  const unsigned place = static_cast<unsigned>(index - z * matrix);
-  const unsigned row = place / p.columns, column = place - row * p.columns;
+  const unsigned position = static_cast<unsigned>(index - z * matrix);
+  const unsigned row = position / p.columns, column = position - row * p.columns;
   const float* x = a + p.offset(p.a_batch, z) + row * p.a_row;
   const float* y = b + p.offset(p.b_batch, z) + column * p.b_column;
   float sum = 0.0f;
@@ -76,9 +76,9 @@ struct MatrixOutput {
   std::int64_t pitch;
   int rows, columns;  // that exist, from the tile's first
 
-  __device__ void write(int m, int q, float4 sums) const {
+  __device__ void write(int m, int q, float4 accumulators) const {
     if (m >= rows) return;
-    const float values[4] = {sums.x, sums.y, sums.z, sums.w};
+    const float values[4] = {accumulators.x, accumulators.y, accumulators.z, accumulators.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (q + i >= columns) return;
@@ -88,12 +88,12 @@ struct MatrixOutput {
   }
 };
 
-struct ProductPlan {
+struct GemmPlan {
   bool large;  // tiles of 128 x 128, else 64 x 64
   std::int64_t row_tiles, column_tiles;
   int splits;
 
-  ProductPlan(std::int64_t matrices, int rows, int columns, int depth, const Target& target) {
+  GemmPlan(std::int64_t matrices, int rows, int columns, int depth, const Target& target) {
     const auto parts = [](int size, int part) {
       return std::int64_t{size / part} + (size % part != 0);
     };
@@ -110,7 +110,7 @@ using Large = BlockTile<128, 128, 8, 8>;
 using Small = BlockTile<64, 64, 8, 4>;
 
 // Blocks: row tiles, then splits, then column tiles, then matrices.
-struct ProductGrid {
+struct GemmGrid {
   int row_tiles, column_tiles, splits;
   std::int64_t part_size;
 };
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(Tile::threads, 384 / Tile::threads + (Tile::th
     matmul_blocked_kernel(const float* __restrict__ a, const float* __restrict__ b,
                           float* __restrict__ output,  // [matrices, rows, columns]
                           const Epilogue epilogue, const __grid_constant__ MatmulShape p,
-                          const ProductGrid grid) {
+                          const GemmGrid grid) {
   __shared__ __align__(16) float shared[kBlockStages * Tile::stage];
   unsigned block = blockIdx.x;
   const int row = static_cast<int>(block % grid.row_tiles) * Tile::M;
@@ -142,8 +142,8 @@ __global__ void __launch_bounds__(Tile::threads, 384 / Tile::threads + (Tile::th
   out.pitch = p.columns;
   out.rows = p.rows - row;
   out.columns = p.columns - column;
-  blocked_product<Tile>(shared, x, y, split_begin(p.depth, grid.splits, split),
-                        split_begin(p.depth, grid.splits, split + 1), out);
+  blocked_gemm<Tile>(shared, x, y, split_begin(p.depth, grid.splits, split),
+                     split_begin(p.depth, grid.splits, split + 1), out);
 }
 
 // Rows of a tile are output features, columns are images.
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(Tile::threads, 384 / Tile::threads + (Tile::th
                           const float* __restrict__ packed,  // [panels][F][rows]
                           float* __restrict__ output,        // [N, M]
                           const Epilogue epilogue, const __grid_constant__ LinearShape p,
-                          const ProductGrid grid) {
+                          const GemmGrid grid) {
   __shared__ __align__(16) float shared[kBlockStages * Tile::stage];
   unsigned block = blockIdx.x;
   const int row = static_cast<int>(block % grid.row_tiles) * Tile::M;
@@ -175,11 +175,11 @@ __global__ void __launch_bounds__(Tile::threads, 384 / Tile::threads + (Tile::th
   out.pitch = p.out_features;
   out.rows = p.out_features - row;
   out.columns = p.n - column;
-  blocked_product<Tile>(shared, x, y, split_begin(p.in_features, grid.splits, split),
-                        split_begin(p.in_features, grid.splits, split + 1), out);
+  blocked_gemm<Tile>(shared, x, y, split_begin(p.in_features, grid.splits, split),
+                     split_begin(p.in_features, grid.splits, split + 1), out);
 }
 
-ProductGrid grid_of(const ProductPlan& plan, std::int64_t outputs) {
+GemmGrid grid_of(const GemmPlan& plan, std::int64_t outputs) {
   return {static_cast<int>(plan.row_tiles), static_cast<int>(plan.column_tiles), plan.splits,
           outputs};
 }
@@ -188,8 +188,8 @@ ProductGrid grid_of(const ProductPlan& plan, std::int64_t outputs) {
 // 256.
 using Few = BlockTile<4, 256, 4, 4>;
 
-ProductPlan plan_of(const LinearShape& p, const Target& target) {
-  ProductPlan plan(1, p.out_features, p.n, p.in_features, target);
+GemmPlan plan_of(const LinearShape& p, const Target& target) {
+  GemmPlan plan(1, p.out_features, p.n, p.in_features, target);
   if (p.panels().rows == 4) {
     plan.row_tiles = 1;
     plan.column_tiles = (std::int64_t{p.n} + Few::N - 1) / Few::N;
@@ -204,9 +204,9 @@ __global__ void linear_pack_kernel(const float* __restrict__ weight,  // [M, F]
   const std::int64_t index = grid_thread();
   if (index >= p.packed_size()) return;
   const Panels panels = p.panels();
-  const std::int64_t place = index / panels.rows;
-  const std::int64_t m = place / panels.depth * panels.rows + index % panels.rows;
-  packed[index] = m < p.out_features ? weight[m * panels.depth + place % panels.depth] : 0.0f;
+  const std::int64_t position = index / panels.rows;
+  const std::int64_t m = position / panels.depth * panels.rows + index % panels.rows;
+  packed[index] = m < p.out_features ? weight[m * panels.depth + position % panels.depth] : 0.0f;
 }
 
 }  // namespace
@@ -222,7 +222,7 @@ void matmul(const float* a, const float* b, const float* bias, float* output,
 
 std::int64_t matmul_blocked_workspace(const MatmulShape& shape, const Target& target) {
   if (shape.output_size() == 0) return 0;
-  const ProductPlan plan(shape.matrices(), shape.rows, shape.columns, shape.depth, target);
+  const GemmPlan plan(shape.matrices(), shape.rows, shape.columns, shape.depth, target);
   return plan.splits == 1 ? 0 : 4 * plan.splits * shape.output_size();
 }
 
@@ -230,13 +230,13 @@ void matmul_blocked(const float* a, const float* b, const float* bias, float* ou
                     void* workspace, const MatmulShape& shape, float lowest, float highest,
                     Stream stream) {
   if (shape.output_size() == 0) return;
-  const ProductPlan plan(shape.matrices(), shape.rows, shape.columns, shape.depth, target_here());
+  const GemmPlan plan(shape.matrices(), shape.rows, shape.columns, shape.depth, target_here());
   const std::int64_t blocks = plan.row_tiles * plan.column_tiles * plan.splits * shape.matrices();
   if (blocks > std::numeric_limits<std::int32_t>::max()) {
     return matmul(a, b, bias, output, shape, lowest, highest, stream);
   }
   const Epilogue epilogue = {bias, nullptr, lowest, highest};
-  const ProductGrid grid = grid_of(plan, shape.output_size());
+  const GemmGrid grid = grid_of(plan, shape.output_size());
   const bool split = plan.splits > 1;
   float* to = split ? static_cast<float*>(workspace) : output;
   const auto launch = [&](auto kernel, int threads) {
@@ -261,7 +261,7 @@ void linear_pack(const float* weight, float* packed, const LinearShape& shape, S
 
 std::int64_t linear_blocked_workspace(const LinearShape& shape, const Target& target) {
   if (shape.n == 0) return 0;
-  const ProductPlan plan = plan_of(shape, target);
+  const GemmPlan plan = plan_of(shape, target);
   return plan.splits == 1 ? 0 : 4 * plan.splits * shape.output_size();
 }
 
@@ -272,9 +272,9 @@ void linear_blocked(const float* input, const float* packed, const float* bias, 
   if (!at_16_bytes(packed)) {
     throw std::invalid_argument("packed weights: expected an address that is a multiple of 16");
   }
-  const ProductPlan plan = plan_of(shape, target_here());
+  const GemmPlan plan = plan_of(shape, target_here());
   const Epilogue epilogue = {bias, nullptr, lowest, highest};
-  const ProductGrid grid = grid_of(plan, shape.output_size());
+  const GemmGrid grid = grid_of(plan, shape.output_size());
   const std::int64_t blocks = plan.row_tiles * plan.column_tiles * plan.splits;
   const bool split = plan.splits > 1;
   float* to = split ? static_cast<float*>(workspace) : output;

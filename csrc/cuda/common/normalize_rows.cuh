@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kHeldRowThreads)
       for (int v = 0; v < Width; ++v) value[i][v] = 0.0f;
     }
   }
-  constexpr bool kAhead = Runs <= 6;
+  constexpr bool kPrefetch = Runs <= 6;
   const auto read = [&](const float* from, int i, float other) {
     const int c = (i * lanes + lane) * Width;
     return from != nullptr && c < channels ? Channels<Width>::load(from + c)
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kHeldRowThreads)
   };
   Channels<Width> wide[Runs], above[Runs];
 #pragma unroll
-  for (int i = 0; kAhead && i < Runs; ++i) {
+  for (int i = 0; kPrefetch && i < Runs; ++i) {
     wide[i] = read(scale, i, 1.0f);
     above[i] = read(shift, i, 0.0f);
   }
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kHeldRowThreads)
   for (int i = 0; i < Runs; ++i) {
     const int c = (i * lanes + lane) * Width;
     if (c >= channels) break;
-    if (!kAhead) {
+    if (!kPrefetch) {
       wide[i] = read(scale, i, 1.0f);
       above[i] = read(shift, i, 0.0f);
     }

@@ -42,7 +42,7 @@ __device__ inline void evaluate(const PointwiseCall& call) {
   const Index i = static_cast<Index>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= call.walk.size) return;
   std::int64_t at[kPointwiseTensors];
-  call.walk.place(i, at);
+  call.walk.position(i, at);
   Tree::template evaluate<width>(call, at);
 }
 

@@ -27,32 +27,32 @@ struct Average {
   }
 };
 
-struct Places {
+struct Positions {
   int x_pitch, y_pitch;
   Divisor by_groups, by_columns, by_rows;  // groups of channels; columns and rows of outputs
 };
 
-// Side > 0: square windows without dilation, whose places are all read before any is taken; those
-// outside the image at its edge.
+// Side > 0: square windows without dilation, whose positions are all read before any is taken;
+// those outside the image at its edge.
 template <typename T, int Side, int Width, typename Kind, typename Shape>
 __global__ void __launch_bounds__(kThreads)
     pool2d_nhwc_kernel(const T* input,  // [N, H, W, x_pitch]
                        T* output,       // [N, OH, OW, y_pitch]
-                       const __grid_constant__ Shape p, const __grid_constant__ Places places,
+                       const __grid_constant__ Shape p, const __grid_constant__ Positions positions,
                        const Kind kind) {
   let_successors_start();
   wait_for_inputs();
   const std::int64_t thread = grid_thread();
-  const unsigned groups = places.by_groups.value;
+  const unsigned groups = positions.by_groups.value;
   if (thread >= static_cast<std::int64_t>(p.n) * p.out_h() * p.out_w() * groups) return;
   const unsigned index = static_cast<unsigned>(thread);
-  const unsigned place = places.by_groups.quotient(index);
-  const int c = static_cast<int>(index - place * groups) * Width;
-  const unsigned row = places.by_columns.quotient(place);
-  const unsigned n = places.by_rows.quotient(row);
+  const unsigned position = positions.by_groups.quotient(index);
+  const int c = static_cast<int>(index - position * groups) * Width;
+  const unsigned row = positions.by_columns.quotient(position);
+  const unsigned n = positions.by_rows.quotient(row);
   const int top = static_cast<int>(row - n * p.out_h()) * p.stride_h - p.pad_top;
-  const int left = static_cast<int>(place - row * p.out_w()) * p.stride_w - p.pad_left;
-  const T* image = input + static_cast<std::int64_t>(n) * p.h * p.w * places.x_pitch + c;
+  const int left = static_cast<int>(position - row * p.out_w()) * p.stride_w - p.pad_left;
+  const T* image = input + static_cast<std::int64_t>(n) * p.h * p.w * positions.x_pitch + c;
   auto value = Channels<Width>::all(Kind::kStart);
   const auto take = [&](const Channels<Width>& x) {
 #pragma unroll
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads)
       const int y = min(max(top + i / Side, 0), p.h - 1);
       const int column = min(max(left + i % Side, 0), p.w - 1);
       const std::int64_t at = static_cast<std::int64_t>(y) * p.w + column;
-      x[i / Side][i % Side] = Channels<Width>::load(image + at * places.x_pitch);
+      x[i / Side][i % Side] = Channels<Width>::load(image + at * positions.x_pitch);
     }
 #pragma unroll
     for (int i = 0; i < Side * Side; ++i) {
@@ -77,16 +77,16 @@ __global__ void __launch_bounds__(kThreads)
     const int x_first = first_inside(left, p.dilation_w);
     const int x_end = end_inside(left, p.s, p.dilation_w, p.w);
     for (int y = first_inside(top, p.dilation_h); y < y_end; y += p.dilation_h) {
-      const T* line = image + static_cast<std::int64_t>(y) * p.w * places.x_pitch;
+      const T* line = image + static_cast<std::int64_t>(y) * p.w * positions.x_pitch;
 #pragma unroll 4
       for (int x = x_first; x < x_end; x += p.dilation_w) {
-        take(Channels<Width>::load(line + static_cast<std::int64_t>(x) * places.x_pitch));
+        take(Channels<Width>::load(line + static_cast<std::int64_t>(x) * positions.x_pitch));
       }
     }
   }
 #pragma unroll
   for (int v = 0; v < Width; ++v) value.value[v] = kind.finish(value.value[v], p, top, left);
-  value.store(output + static_cast<std::int64_t>(place) * places.y_pitch + c);
+  value.store(output + static_cast<std::int64_t>(position) * positions.y_pitch + c);
 }
 
 template <typename Shape, typename Kind>
@@ -102,8 +102,8 @@ void launch_pool(const void* input, void* output, const Shape& shape, int x_pitc
       Shape p = shape;
       p.n = images;
       const int groups = fours ? p.c / 4 : p.c;
-      const Places places{x_pitch, y_pitch, Divisor(groups), Divisor(p.out_w()),
-                          Divisor(p.out_h())};
+      const Positions positions{x_pitch, y_pitch, Divisor(groups), Divisor(p.out_w()),
+                                Divisor(p.out_h())};
       const std::int64_t threads = images * image_out * groups;
       const bool square = p.r == p.s && p.dilation_h == 1 && p.dilation_w == 1;
       const int side = fours && square && (p.r == 2 || p.r == 3) ? p.r : 0;
@@ -114,7 +114,7 @@ void launch_pool(const void* input, void* output, const Shape& shape, int x_pitc
                          : pool2d_nhwc_kernel<T, 0, 1, Kind, Shape>,
              static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads, 0, stream, 1,
              static_cast<const T*>(input) + first * image_in,
-             static_cast<T*>(output) + first * image_out * y_pitch, p, places, kind);
+             static_cast<T*>(output) + first * image_out * y_pitch, p, positions, kind);
     });
   });
 }

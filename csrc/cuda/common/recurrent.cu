@@ -107,8 +107,8 @@ __global__ void recurrent_step_kernel(const Recurrence r, const float* from, flo
   const Unit u(r, warp, step);
   const int hidden = r.p.hidden, d = u.direction;
   const bool first_lane = threadIdx.x % kWarpThreads == 0;
-  const std::int64_t place = std::int64_t{u.at < 0 ? step : u.at} * r.p.directions + d;
-  float* y = r.output + (place * r.p.batch + u.row) * hidden + u.unit;
+  const std::int64_t position = std::int64_t{u.at < 0 ? step : u.at} * r.p.directions + d;
+  float* y = r.output + (position * r.p.batch + u.row) * hidden + u.unit;
   const float state = from != nullptr ? from[u.state] : 0.0f;
   if (u.at < 0) {
     if (!first_lane) return;

@@ -107,8 +107,8 @@ struct LogSumExp {
   }
 };
 
-// The place of the largest or smallest; that of a NaN where there is one. Of equals, and of NaNs,
-// the first or the last.
+// The position of the largest or smallest; that of a NaN where there is one. Of equals, and of
+// NaNs, the first or the last.
 struct ArgExtreme {
   struct State {
     float value;

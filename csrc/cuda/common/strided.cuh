@@ -1,5 +1,5 @@
-// How CUDA kernels find their place among strided operands (ops/strided.h): one thread, one element
-// or one group of elements side by side.
+// How CUDA kernels find their position among strided operands (ops/strided.h): one thread, one
+// element or one group of elements side by side.
 #pragma once
 
 #include "cuda/common/launch.cuh"

@@ -1,5 +1,5 @@
-// How a thread finds its place among strided operands, for programs too that are compiled at first
-// use.
+// How a thread finds its position among strided operands, for programs too that are compiled at
+// first use.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,7 @@ struct Walk {
 
   // The offsets, in elements, of element `index` of the walk.
   template <typename Index>
-  __device__ void place(Index index, std::int64_t (&offsets)[operands]) const {
+  __device__ void position(Index index, std::int64_t (&offsets)[operands]) const {
 #pragma unroll
     for (int k = 0; k < operands; ++k) offsets[k] = 0;
 #pragma unroll
@@ -61,10 +61,10 @@ struct Walk {
       } else {
         above = d == 0 ? 0 : index / static_cast<Index>(dims[d]);
       }
-      const std::int64_t place = index - above * static_cast<Index>(dims[d]);
+      const std::int64_t position = index - above * static_cast<Index>(dims[d]);
       index = above;
 #pragma unroll
-      for (int k = 0; k < operands; ++k) offsets[k] += place * strides[k][d];
+      for (int k = 0; k < operands; ++k) offsets[k] += position * strides[k][d];
     }
   }
 };

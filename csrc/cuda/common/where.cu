@@ -13,7 +13,7 @@ __global__ void where_kernel(const std::uint8_t* condition, const float* x, cons
   const std::int64_t threads = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   for (std::int64_t i = grid_thread(); i < walk.size; i += threads) {
     std::int64_t at[4];
-    walk.place(static_cast<Index>(i), at);
+    walk.position(static_cast<Index>(i), at);
     out[at[0]] = condition[at[1]] ? x[at[2]] : y[at[3]];
   }
 }

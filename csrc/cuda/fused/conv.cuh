@@ -14,19 +14,19 @@ namespace cnn_engine::cuda::fused {
 
 // sum[part][dy][dx][filter tile][element]: part 0 of high*high, part 1 of the rest.
 template <int Parts, int FilterTiles>
-using Sums = float[Parts][2][2][FilterTiles][4];
+using Accumulators = float[Parts][2][2][FilterTiles][4];
 
 template <int Parts, int FilterTiles>
-__device__ __forceinline__ void clear(Sums<Parts, FilterTiles>& sums) {
+__device__ __forceinline__ void clear(Accumulators<Parts, FilterTiles>& accumulators) {
 #pragma unroll
-  for (int i = 0; i < Parts * 16 * FilterTiles; ++i) (&sums[0][0][0][0][0])[i] = 0.0f;
+  for (int i = 0; i < Parts * 16 * FilterTiles; ++i) (&accumulators[0][0][0][0][0])[i] = 0.0f;
 }
 
 // Which parts product `c` multiplies, high*high first.
 __device__ constexpr int left_part(int c) { return c == 2; }
 __device__ constexpr int right_part(int c) { return c == 1; }
 template <int InputParts, int Parts>
-__device__ constexpr bool is_product(int c) {
+__device__ constexpr bool is_gemm(int c) {
   return left_part(c) < InputParts && right_part(c) < Parts;
 }
 
@@ -71,7 +71,7 @@ using HeldPixelWeights =
 
 template <class G, class M, int InputParts, int Parts, int Tiles, int FilterTiles, bool Held>
 __device__ __forceinline__ void sum_pixels(
-    Sums<Parts, FilterTiles> (&sums)[Tiles], const HeldPixelWeights<G, Parts>& held,
+    Accumulators<Parts, FilterTiles> (&accumulators)[Tiles], const HeldPixelWeights<G, Parts>& held,
     const std::uint32_t* input,    // [parts][PixelLayout]
     const unsigned char* weights,  // [slab][dx, filter tile][lane][part][2]
     int first_filter_tile, const int (&tile)[Tiles], int lane) {
@@ -133,12 +133,12 @@ __device__ __forceinline__ void sum_pixels(
   const auto multiply = [&](const A& a, const B& b, int dy) {
 #pragma unroll
     for (int c = 0; c < 3; ++c) {
-      if (!is_product<InputParts, Parts>(c)) continue;
+      if (!is_gemm<InputParts, Parts>(c)) continue;
 #pragma unroll
       for (int i = 0; i < Tiles; ++i) {
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
-          M::mma16(sums[i][c > 0][dy][j / FilterTiles][j % FilterTiles], a[i][left_part(c)],
+          M::mma16(accumulators[i][c > 0][dy][j / FilterTiles][j % FilterTiles], a[i][left_part(c)],
                    b[j][right_part(c)]);
         }
       }
@@ -192,7 +192,7 @@ __device__ __forceinline__ void load_step(std::uint32_t (&b)[Parts][2], const un
 // ---- later layers: kernel rows first_row to last_row - 1 ----
 template <class G, class M, int Parts, int FilterTiles>
 __device__ __forceinline__ void sum_planes(
-    Sums<Parts, FilterTiles>& sums, std::uint32_t input,
+    Accumulators<Parts, FilterTiles>& accumulators, std::uint32_t input,
     const unsigned char* weights,  // [row][column][step][tile][lane]
     int first_filter_tile, int tile, int first_row, int last_row, int lane) {
   using L = PlaneLayout<G>;
@@ -204,7 +204,7 @@ __device__ __forceinline__ void sum_planes(
   // steps of half a K, the next column of the last plane.
   std::uint32_t row16 = corner + lane / 16 * L::kPlaneBytes;
   std::uint32_t row8 = corner + (L::kPlanes - 1) * L::kPlaneBytes + lane / 16 * L::kParityBytes;
-  weights += first_row * kKernel * L::template tap_bytes<Parts>();
+  weights += first_row * kKernel * L::template offset_bytes<Parts>();
   row16 += first_row * L::kRowBytes;
   row8 += first_row * L::kRowBytes;
   constexpr int kSides = G::kStride == 1 ? 2 : 1;  // dy, and dx, of a square's pixels
@@ -215,7 +215,7 @@ __device__ __forceinline__ void sum_planes(
     for (int s = 0; s < kKernel; ++s) {
 #pragma unroll
       for (int f = 0; f < FilterTiles; ++f) {
-        const unsigned char* at = weights + s * L::template tap_bytes<Parts>() +
+        const unsigned char* at = weights + s * L::template offset_bytes<Parts>() +
                                   (step * G::kFilterTiles + first_filter_tile + f) * 256 * Parts;
         load_step<G, Parts>(b[s][f], at, lane);
       }
@@ -233,7 +233,7 @@ __device__ __forceinline__ void sum_planes(
     }
 #pragma unroll
     for (int c = 0; c < 3; ++c) {
-      if (!is_product<Parts, Parts>(c)) continue;
+      if (!is_gemm<Parts, Parts>(c)) continue;
 #pragma unroll
       for (int dy = 0; dy < kSides; ++dy) {
 #pragma unroll
@@ -241,7 +241,8 @@ __device__ __forceinline__ void sum_planes(
           if (x - dx < 0 || x - dx >= kKernel) continue;
 #pragma unroll
           for (int f = 0; f < FilterTiles; ++f) {
-            M::mma16(sums[c > 0][dy][dx][f], a[dy][left_part(c)], b[x - dx][f][right_part(c)]);
+            M::mma16(accumulators[c > 0][dy][dx][f], a[dy][left_part(c)],
+                     b[x - dx][f][right_part(c)]);
           }
         }
       }
@@ -267,7 +268,7 @@ __device__ __forceinline__ void sum_planes(
         for (int f = 0; f < FilterTiles; ++f) {
           load_weights<Parts, 1>(
               b8[s][f],
-              weights + s * L::template tap_bytes<Parts>() +
+              weights + s * L::template offset_bytes<Parts>() +
                   (L::kSteps16 * G::kFilterTiles * 256 + (first_filter_tile + f) * 128) * Parts,
               lane);
         }
@@ -289,7 +290,7 @@ __device__ __forceinline__ void sum_planes(
         }
 #pragma unroll
         for (int c = 0; c < 3; ++c) {
-          if (!is_product<Parts, Parts>(c)) continue;
+          if (!is_gemm<Parts, Parts>(c)) continue;
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
 #pragma unroll
@@ -300,7 +301,7 @@ __device__ __forceinline__ void sum_planes(
                 if (s < 0 || s >= kKernel) continue;
 #pragma unroll
                 for (int f = 0; f < FilterTiles; ++f) {
-                  M::mma8(sums[c > 0][dy][dx][f], a[dy][left_part(c)] + 2 * e,
+                  M::mma8(accumulators[c > 0][dy][dx][f], a[dy][left_part(c)] + 2 * e,
                           b8[s][f][right_part(c)]);
                 }
               }
@@ -309,7 +310,7 @@ __device__ __forceinline__ void sum_planes(
         }
       }
     }
-    weights += kKernel * L::template tap_bytes<Parts>();
+    weights += kKernel * L::template offset_bytes<Parts>();
     row16 += L::kRowBytes;
     row8 += L::kRowBytes;
   }
@@ -318,11 +319,11 @@ __device__ __forceinline__ void sum_planes(
 // Half of the products of a task that two warps share: of every second step of 16 channels, counted
 // over kernel rows, from step `first` on.
 template <class G, class M>
-__device__ __forceinline__ void sum_half(Sums<1, 2>& sums, std::uint32_t input,
+__device__ __forceinline__ void sum_half(Accumulators<1, 2>& accumulators, std::uint32_t input,
                                          const unsigned char* weights, int first_filter_tile,
                                          int tile, int first, int lane) {
   using L = PlaneLayout<G>;
-  constexpr int kTap = L::template tap_bytes<1>(), kTotal = G::kKernel * L::kSteps16;
+  constexpr int kKernelOffset = L::template offset_bytes<1>(), kTotal = G::kKernel * L::kSteps16;
   const int position = clamped_position<G>(tile, lane % 16);
   const std::uint32_t corner = input + 2 * (position / G::kSquaresW) * L::kRowBytes +
                                position % G::kSquaresW * 16 + lane / 16 * L::kPlaneBytes;
@@ -331,7 +332,8 @@ __device__ __forceinline__ void sum_half(Sums<1, 2>& sums, std::uint32_t input,
   for (int i = first; i < kTotal; i += 2) {
     const int r = i / L::kSteps16, step = i % L::kSteps16;
     const std::uint32_t row = corner + r * L::kRowBytes + step * 2 * L::kPlaneBytes;
-    const unsigned char* at = weights + r * G::kKernel * kTap + step * G::kFilterTiles * 256;
+    const unsigned char* at =
+        weights + r * G::kKernel * kKernelOffset + step * G::kFilterTiles * 256;
 #pragma unroll
     for (int s = 0; s < G::kKernel; ++s) {
       std::uint32_t a[4];
@@ -339,8 +341,8 @@ __device__ __forceinline__ void sum_half(Sums<1, 2>& sums, std::uint32_t input,
 #pragma unroll
       for (int f = 0; f < 2; ++f) {
         std::uint32_t b[1][2];
-        load_step<G, 1>(b, at + s * kTap + f * 256, lane);
-        M::mma16(sums[0][0][0][f], a, b[0]);
+        load_step<G, 1>(b, at + s * kKernelOffset + f * 256, lane);
+        M::mma16(accumulators[0][0][0][f], a, b[0]);
       }
     }
   }
@@ -361,8 +363,9 @@ __device__ __forceinline__ float activate(float value) {
 // act(sum * unscale + bias). The activations rise, so that pooling before them gives the same value
 // and fewer of them to compute.
 template <class G, int Parts, int FilterTiles, class Emit>
-__device__ __forceinline__ void finish(const Sums<Parts, FilterTiles>& sums, const float* bias,
-                                       float unscale, int tile, int lane, const Emit& emit) {
+__device__ __forceinline__ void finish(const Accumulators<Parts, FilterTiles>& accumulators,
+                                       const float* bias, float unscale, int tile, int lane,
+                                       const Emit& emit) {
   const int g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int f = 0; f < FilterTiles; ++f) {
@@ -375,8 +378,8 @@ __device__ __forceinline__ void finish(const Sums<Parts, FilterTiles>& sums, con
 #pragma unroll
       for (int i = 0; i < 2 * G::kPixels; ++i) {
         const int dy = i / 4, dx = i / 2 % 2, e = i % 2;
-        float sum = sums[0][dy][dx][f][2 * h + e];
-        if constexpr (Parts == 2) sum += sums[1][dy][dx][f][2 * h + e];
+        float sum = accumulators[0][dy][dx][f][2 * h + e];
+        if constexpr (Parts == 2) sum += accumulators[1][dy][dx][f][2 * h + e];
         value[dy][dx][e] = sum;
       }
       if constexpr (G::kPool) {

@@ -12,8 +12,8 @@
 namespace cnn_engine::cuda {
 namespace {
 
-using fused::Chain;
 using fused::Instantiation;
+using fused::NetworkShape;
 
 // Those that are compiled in.
 #ifdef CNN_ENGINE_FUSED_AT_FIRST_USE
@@ -23,10 +23,10 @@ constexpr std::array kInstantiations = {&fused::kCifar10, &fused::kEce408};
 #endif
 
 // The network that a chain is, or null; with a `program` that is not needed.
-const Instantiation* find(const Chain& chain, const std::string& program = "") {
+const Instantiation* find(const NetworkShape& network_shape, const std::string& program = "") {
   if (!program.empty()) return nullptr;
   for (const Instantiation* candidate : kInstantiations) {
-    if (same(candidate->chain(), chain)) return candidate;
+    if (same(candidate->network_shape(), network_shape)) return candidate;
   }
   return nullptr;
 }
@@ -89,7 +89,7 @@ struct Weights {
   fused::Unpacked arrays = {};
   std::int64_t sizes[fused::kMostLayers + 1][2] = {};
 
-  Weights(const NetworkDescription& description, const Chain& chain) {
+  Weights(const NetworkDescription& description, const NetworkShape& network_shape) {
     arrays.scale = description.scale;
     arrays.offset = description.offset;
     std::size_t found = 0;
@@ -101,13 +101,13 @@ struct Weights {
         throw std::invalid_argument("fused: layer " + std::to_string(i + 1) +
                                     ": expected weights, found none");
       }
-      std::int64_t taps = chain.features;  // of the fully connected layer
+      std::int64_t kernel_offsets = network_shape.features;  // of the fully connected layer
       if (conv) {
-        const fused::ChainLayer& l = chain.layers[found];
-        taps = std::int64_t{l.channels} * l.kernel * l.kernel;
+        const fused::LayerShape& l = network_shape.layers[found];
+        kernel_offsets = std::int64_t{l.channels} * l.kernel * l.kernel;
       }
       arrays.layers[found] = {layer.weight, layer.bias};
-      sizes[found][0] = layer.out_channels * taps;
+      sizes[found][0] = layer.out_channels * kernel_offsets;
       sizes[found][1] = layer.out_channels;
       ++found;
     }
@@ -151,17 +151,17 @@ struct FusedNetwork::State {
 
 FusedNetwork::FusedNetwork(const NetworkDescription& description, FusedDtype dtype, int device,
                            int shared_limit, const std::string& program) {
-  Chain chain;
+  NetworkShape network_shape;
   std::vector<int> parts;
-  std::string why = read(description, chain, parts);
+  std::string why = read(description, network_shape, parts);
   if (!why.empty()) throw std::invalid_argument("fused: " + why);
-  const Instantiation* found = find(chain, program);
+  const Instantiation* found = find(network_shape, program);
   const DeviceGuard guard(device);
   const int shared = shared_memory(device, shared_limit);
   std::unique_ptr<fused::Library> library = load(program);
   why = why_not_fits(found, library.get(), dtype, shared);
   if (!why.empty()) throw std::invalid_argument("fused: " + why);
-  const Weights weights(description, chain);
+  const Weights weights(description, network_shape);
   state_ = std::make_unique<State>(State{found, dtype, device, nullptr, nullptr, {}, nullptr, {}});
   if (found != nullptr) {
     const fused::CompiledIn network = found->of(dtype);
@@ -196,23 +196,23 @@ FusedNetwork& FusedNetwork::operator=(FusedNetwork&&) noexcept = default;
 
 std::string FusedNetwork::source(const NetworkDescription& description, FusedDtype dtype,
                                  int device) {
-  Chain chain;
+  NetworkShape network_shape;
   std::vector<int> parts;
-  const std::string why = read(description, chain, parts);
+  const std::string why = read(description, network_shape, parts);
   if (!why.empty()) throw std::invalid_argument("fused: " + why);
-  const Instantiation* found = device == kNoDevice ? nullptr : find(chain);
+  const Instantiation* found = device == kNoDevice ? nullptr : find(network_shape);
   if (found != nullptr && is_compiled_for(*found, dtype, device)) return "";
-  return source_of(chain, format_of(dtype), parts_of(dtype));
+  return source_of(network_shape, format_of(dtype), parts_of(dtype));
 }
 
 std::string FusedNetwork::why_not(const NetworkDescription& description, FusedDtype dtype,
                                   int device, int shared_limit, const std::string& program) {
-  Chain chain;
+  NetworkShape network_shape;
   std::vector<int> parts;
-  const std::string why = read(description, chain, parts);
+  const std::string why = read(description, network_shape, parts);
   if (!why.empty()) return why;
   const DeviceGuard guard(device);
-  return why_not_fits(find(chain, program), load(program).get(), dtype,
+  return why_not_fits(find(network_shape, program), load(program).get(), dtype,
                       shared_memory(device, shared_limit));
 }
 

@@ -1,14 +1,14 @@
 // A network as compile-time numbers, and where its activations and weights lie in shared memory.
 //
-// A convolution is a product A x B on tensor cores: a row of A is a pixel, a column of A a tap
-// (input channel, kernel row, kernel column), a column of B a filter. No A is ever built: its
-// fragments are read straight from the input, which lies in shared memory with its border of zeros,
-// so no bounds are tested.
+// A convolution is a product A x B on tensor cores: a row of A is a pixel, a column of A a kernel
+// offset (input channel, kernel row, kernel column), a column of B a filter. No A is ever built:
+// its fragments are read straight from the input, which lies in shared memory with its border of
+// zeros, so no bounds are tested.
 //
 // Pixels are taken as 2x2 squares (`positions`), 16 positions a tile: the four pixels of a square
 // are the same elements of four sums, so pooling is a maximum of registers, and one fragment of the
-// input serves up to four of them, because pixel (dy, dx) at tap (r, s) reads what pixel (0, 0)
-// reads at (r+dy, s+dx).
+// input serves up to four of them, because pixel (dy, dx) at kernel offset (r, s) reads what pixel
+// (0, 0) reads at (r+dy, s+dx).
 //
 // First layer, few channels (`pixels`): rows of 16-bit values [row][column][channel]. The window of
 // a square, kernel+1 columns, is a run of whole 32-bit words, which are A's registers as they lie;
@@ -132,7 +132,7 @@ struct PixelLayout {
 template <class G>
 struct PlaneLayout {
   static constexpr int kPlanes = (G::kChannels + 7) / 8;
-  static constexpr int kSteps16 = kPlanes / 2, kSteps8 = kPlanes % 2;  // a tap
+  static constexpr int kSteps16 = kPlanes / 2, kSteps8 = kPlanes % 2;  // a kernel offset
   __host__ __device__ static constexpr int half_row() {
     int units = (G::kColumns + 1) / 2;
     // Squares that go on in the next row of squares go on in the next bank, where that can be had.
@@ -163,12 +163,12 @@ struct PlaneLayout {
     return x % 2 * kParityBytes + x / 2 * 16;
   }
   template <int Parts>
-  __host__ __device__ static constexpr int tap_bytes() {
+  __host__ __device__ static constexpr int offset_bytes() {
     return G::kFilterTiles * (kSteps16 * 256 + kSteps8 * 128) * Parts;
   }
   template <int Parts>
   __host__ __device__ static constexpr int weight_bytes() {
-    return G::kKernel * G::kKernel * tap_bytes<Parts>();
+    return G::kKernel * G::kKernel * offset_bytes<Parts>();
   }
 };
 
@@ -219,14 +219,14 @@ struct Network {
 // teams make a block, where a team is within one. Weights that are not `KeptWeights`, for devices
 // whose shared memory does not hold them, are read from device memory where they are needed. Where
 // there is no room for the inputs of four layers, the last one's `Overlays` the first one's. A team
-// that `LoadsAhead` has its next image in registers while it computes the last layer of this one.
+// that `Prefetches` has its next image in registers while it computes the last layer of this one.
 template <int Warps, int Groups, int PixelTiles, int Cluster = 1, bool KeptWeights = true,
-          bool Overlays = false, bool LoadsAhead = false>
+          bool Overlays = false, bool Prefetches = false>
 struct Route {
-  using Overlaid = Route<Warps, Groups, PixelTiles, Cluster, KeptWeights, true, LoadsAhead>;
+  using Overlaid = Route<Warps, Groups, PixelTiles, Cluster, KeptWeights, true, Prefetches>;
   template <int Teams>
-  using OfTeams = Route<Warps, Teams, PixelTiles, Cluster, KeptWeights, Overlays, LoadsAhead>;
-  static constexpr bool kLoadsAhead = LoadsAhead;
+  using OfTeams = Route<Warps, Teams, PixelTiles, Cluster, KeptWeights, Overlays, Prefetches>;
+  static constexpr bool kPrefetchDepth = Prefetches;
   static constexpr bool kKeptWeights = KeptWeights, kOverlays = Overlays;
   static constexpr int kWarps = Warps, kGroups = Groups, kCluster = Cluster;
   static constexpr int kPixelTiles =
@@ -275,18 +275,18 @@ struct Route {
   // Where a layer of one output a square leaves half of a team's warps idle, two share a task of
   // two filter tiles: each has half of the products, then one tile of the sums.
   template <class G, int Parts>
-  __host__ __device__ static constexpr bool shares_sums() {
+  __host__ __device__ static constexpr bool shares_accumulators() {
     return Groups > 1 && Parts == 1 && !G::kFirst && G::kPixels == 1 && G::kChannels % 16 == 0 &&
            filter_tiles<G, Parts>() == 2 && 2 * tasks<G, Parts>() == Warps;
   }
   // Sums that go to the fully connected layer apart.
   template <class G, int Parts>
   __host__ __device__ static constexpr int head_tasks() {
-    return tasks<G, Parts>() * (shares_sums<G, Parts>() ? 2 : 1);
+    return tasks<G, Parts>() * (shares_accumulators<G, Parts>() ? 2 : 1);
   }
   template <class G, int Parts>
   __host__ __device__ static constexpr int row_sum_bytes() {
-    if (shares_sums<G, Parts>()) return Warps * 512;
+    if (shares_accumulators<G, Parts>()) return Warps * 512;
     return splits_rows<G, Parts>() ? block_tasks<G, Parts>() * G::kKernel * 512 * G::kPixels : 0;
   }
 };
@@ -338,13 +338,14 @@ struct SharedLayout {
   static constexpr int kRuns =
       (Net::kPixels / Pixels::kFloatRun + R::kTeamThreads - 1) / R::kTeamThreads;
   static constexpr bool kKeeps = kRuns * Net::kChannels * Pixels::kFloatRun <= 24;
-  static constexpr bool kLoadsAhead = R::kLoadsAhead && kKeeps;
+  static constexpr bool kPrefetchDepth = R::kPrefetchDepth && kKeeps;
   // uint8 pixels as they came, in runs of 8, where there is room: not beside an input of two parts.
-  static constexpr bool kStages = InputParts == 1 && Pixels::kRun == 8 && !kLoadsAhead;
-  static constexpr int kSums = kStaged + (kStages ? Net::kChannels * Net::kPixels : 0);
-  static constexpr int kSumRows = R::template head_tasks<typename Net::Last, Parts>();
-  static constexpr int kSumStride = Net::kClasses;
-  static constexpr int kScales = kSums + round_up(4 * kSumRows * kSumStride, 16);
+  static constexpr bool kStages = InputParts == 1 && Pixels::kRun == 8 && !kPrefetchDepth;
+  static constexpr int kAccumulators = kStaged + (kStages ? Net::kChannels * Net::kPixels : 0);
+  static constexpr int kAccumulatorRows = R::template head_tasks<typename Net::Last, Parts>();
+  static constexpr int kAccumulatorStride = Net::kClasses;
+  static constexpr int kScales =
+      kAccumulators + round_up(4 * kAccumulatorRows * kAccumulatorStride, 16);
   static constexpr int kLargest = kScales + round_up(8 * Net::kLayers, 16);
   static constexpr int kRowSums = round_up(kLargest + 4 * R::kWarps, 128);
   template <int I = 0>

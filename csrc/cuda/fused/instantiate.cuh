@@ -18,14 +18,14 @@ __global__ void __launch_bounds__(R::kThreads, 1) fused_network_kernel(
 }
 
 template <class Net, int I = 0>
-void add_layers(Chain& chain) {
+void add_layers(NetworkShape& network_shape) {
   using G = typename Net::template Layer<I>;
   const LayerKind activation = G::kActivation == Activation::tanh   ? LayerKind::tanh
                                : G::kActivation == Activation::relu ? LayerKind::relu
                                                                     : LayerKind::conv2d;
-  chain.layers.push_back(
+  network_shape.layers.push_back(
       {G::kChannels, G::kFilters, G::kKernel, G::kPad, G::kStride, activation, G::kPool});
-  if constexpr (I + 1 < Net::kLayers) add_layers<Net, I + 1>(chain);
+  if constexpr (I + 1 < Net::kLayers) add_layers<Net, I + 1>(network_shape);
 }
 
 // `Many`, `Few` and `VeryFew` are measured choices; `Middle` has the teams that fit where there is
@@ -75,9 +75,10 @@ struct Compiled {
 // float32 has twice the weights and activations, and so room for fewer teams.
 template <class Net, class Many16, class Many32, class Few, class VeryFew>
 struct Instantiate {
-  static const Chain& chain() {
-    static const Chain made = [] {
-      Chain all{Net::kChannels, Net::kHeight, Net::kWidth, Net::kClasses, Net::kFeatures, {}};
+  static const NetworkShape& network_shape() {
+    static const NetworkShape made = [] {
+      NetworkShape all{Net::kChannels, Net::kHeight,   Net::kWidth,
+                       Net::kClasses,  Net::kFeatures, {}};
       add_layers<Net>(all);
       return all;
     }();
@@ -95,7 +96,9 @@ struct Instantiate {
     }
     throw std::invalid_argument("dtype: expected float32, tf32, float16 or bfloat16");
   }
-  static constexpr Instantiation instantiation(const char* name) { return {name, &chain, &of}; }
+  static constexpr Instantiation instantiation(const char* name) {
+    return {name, &network_shape, &of};
+  }
 };
 
 }  // namespace cnn_engine::cuda::fused

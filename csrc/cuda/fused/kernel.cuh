@@ -33,10 +33,10 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
   template <int I>
   using Layer = typename Net::template Layer<I>;
   using Input::barrier, Input::block_barrier, Input::first_image, Input::scales, Input::stage,
-      Input::store_float, Input::store_uint8, Input::sums, Input::weights;
+      Input::store_float, Input::store_uint8, Input::accumulators, Input::weights;
   using Input::p, Input::shared, Input::own, Input::team, Input::thread, Input::warp, Input::lane,
       Input::rank, Input::worker;
-  using typename Input::Ahead;
+  using typename Input::Prefetch;
   PartClock<Timed, Net, Parts, R> clock;
 
   // Where a team has its blocks for itself, what a warp needs of the fully connected layer is on
@@ -47,7 +47,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
                                      R::template tasks<typename Net::Last, Parts>() <= R::kWorkers;
   // Warps that share a task ask for its weights before they wait for each other.
   static constexpr bool kEarlyHead = Net::kClasses > 0 &&
-                                     R::template shares_sums<typename Net::Last, Parts>();
+                                     R::template shares_accumulators<typename Net::Last, Parts>();
   float4 held_head[kHoldsHead || kEarlyHead ? Net::kClasses : 1];
   float held_bias;
   __device__ __forceinline__ void load_head_of(int tile) {  // of tiles of squares and filters
@@ -81,7 +81,8 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
     }
   }
 
-  // Sums of classes of a lane, a power of two; added up over the lanes, each lane has one of them.
+  // Accumulators of classes of a lane, a power of two; added up over the lanes, each lane has one
+  // of them.
   static constexpr int lane_sums(int least = 1) {
     return least < Net::kClasses ? lane_sums(2 * least) : least;
   }
@@ -108,7 +109,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
 
   // Hands the result of layer I on: to the next layer's input, to the fully connected sums, or out.
   template <int I, int FilterTiles>
-  __device__ __forceinline__ void hand_on(const Sums<Parts, FilterTiles>& result, int tile,
+  __device__ __forceinline__ void hand_on(const Accumulators<Parts, FilterTiles>& result, int tile,
                                           int first_filter_tile, int task, int image) const {
     using G = Layer<I>;
     const Scale scale = scales()[I];
@@ -168,16 +169,16 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
         }
       }
       const float mine = add_lanes(sum);
-      constexpr int kAlike = 32 / kLaneSums;  // lanes that have the same sum
-      if (lane % kAlike == 0 && lane / kAlike < Net::kClasses) {
-        float* to = sums() + task * S::kSumStride + lane / kAlike;
+      constexpr int kSame = 32 / kLaneSums;  // lanes that have the same sum
+      if (lane % kSame == 0 && lane / kSame < Net::kClasses) {
+        float* to = accumulators() + task * S::kAccumulatorStride + lane / kSame;
         if constexpr (R::kCluster > 1) {
           store_cluster(cluster_address(shared_address(to), 0), __float_as_uint(mine));
         } else {
           *to = mine;
         }
       }
-      clock.end_head(begin);
+      clock.epilogue_head(begin);
     } else {
       float* to = p.output + std::int64_t{image} * Net::kOutputs;
       finish<G, Parts, FilterTiles>(
@@ -195,14 +196,15 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
     }
   }
 
-  // Sums of a kernel row: [task of the block][row][pixel of a square][lane] of 4.
+  // Accumulators of a kernel row: [task of the block][row][pixel of a square][lane] of 4.
   template <class G>
   __device__ __forceinline__ float4* row_sums(int task, int row) const {
     return reinterpret_cast<float4*>(own + S::kRowSums) +
            (task * G::kKernel + row) * G::kPixels * 32 + lane;
   }
   template <class G>
-  __device__ __forceinline__ void put_row(const Sums<Parts, 1>& result, int task, int row) const {
+  __device__ __forceinline__ void put_row(const Accumulators<Parts, 1>& result, int task,
+                                          int row) const {
     float4* const to = row_sums<G>(task, row);
 #pragma unroll
     for (int pixel = 0; pixel < G::kPixels; ++pixel) {
@@ -216,7 +218,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
     }
   }
   template <class G>
-  __device__ __forceinline__ void add_rows(Sums<Parts, 1>& result, int task) const {
+  __device__ __forceinline__ void add_rows(Accumulators<Parts, 1>& result, int task) const {
 #pragma unroll
     for (int row = 0; row < G::kKernel; ++row) {
       const float4* const from = row_sums<G>(task, row);
@@ -251,11 +253,11 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
   static constexpr bool kByWarpgroups = by_warpgroups<I>();
 
   template <int I>
-  __device__ __forceinline__ void layer(int image, int next, Ahead& ahead) {
+  __device__ __forceinline__ void layer(int image, int next, Prefetch& ahead) {
     using G = Layer<I>;
     if constexpr (S::kOverlays && I == 1) clear_first_input();
     const unsigned char* from = weights() + S::template weights_at<I>();
-    if constexpr (I + 1 == Net::kLayers) this->load_ahead(ahead, next);
+    if constexpr (I + 1 == Net::kLayers) this->prefetch_input(ahead, next);
     if constexpr (I == 0) {
       constexpr int kAtOnce = R::kPixelTiles;
       constexpr int kFilterTiles = R::template filter_tiles<G, Parts>();
@@ -274,7 +276,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
         }
       }
       for (int first = worker; first < kTasks; first += kAtOnce * R::kWorkers) {
-        Sums<Parts, kFilterTiles> result[kAtOnce];
+        Accumulators<Parts, kFilterTiles> result[kAtOnce];
         int tile[kAtOnce];
         const int filter_tile = kTasks > G::kTiles ? first / G::kTiles * kFilterTiles : 0;
 #pragma unroll
@@ -300,7 +302,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
         for (int tile = warp; tile < G::kTiles; tile += R::kWarps) {
 #pragma unroll 1
           for (int filter_tile = 0; filter_tile < G::kFilterTiles; filter_tile += 4) {
-            Sums<Parts, 4> result;
+            Accumulators<Parts, 4> result;
             clear<Parts, 4>(result);
             sum_squares<G, M>(result, input, shared_address(from), filter_tile, tile - warp);
             hand_on<I, 4>(result, tile, filter_tile, 0, image);
@@ -311,7 +313,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
         for (int i = warp; i < kBlockTasks * G::kKernel; i += R::kWarps) {
           const int row = i / kBlockTasks, task = i % kBlockTasks * R::kCluster + rank;
           if (kTasks % R::kCluster != 0 && task >= kTasks) continue;
-          Sums<Parts, 1> result;
+          Accumulators<Parts, 1> result;
           clear<Parts, 1>(result);
           sum_planes<G, M, Parts, 1>(result, input, from, task % kShares, task / kShares, row,
                                      row + 1, lane);
@@ -321,22 +323,22 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
         for (int i = warp; i < kBlockTasks; i += R::kWarps) {
           const int task = i * R::kCluster + rank;
           if (kTasks % R::kCluster != 0 && task >= kTasks) continue;
-          Sums<Parts, 1> result;
+          Accumulators<Parts, 1> result;
           clear<Parts, 1>(result);
           add_rows<G>(result, i);
           hand_on<I, 1>(result, task / kShares, task % kShares, task, image);
         }
-      } else if constexpr (R::template shares_sums<G, Parts>()) {
+      } else if constexpr (R::template shares_accumulators<G, Parts>()) {
         const int half = warp % 2, task = warp / 2;
         const int tile = task / kShares, filter_tile = task % kShares * 2;
-        Sums<Parts, 2> result;
+        Accumulators<Parts, 2> result;
         clear<Parts, 2>(result);
         sum_half<G, M>(result, input, from, filter_tile, tile, half, lane);
         float4* const sent = reinterpret_cast<float4*>(own + S::kRowSums);
         const float (&mine)[4] = result[0][0][0][0], (&other)[4] = result[0][0][0][1];
         sent[warp * 32 + lane] = half ? make_float4(mine[0], mine[1], mine[2], mine[3])
                                       : make_float4(other[0], other[1], other[2], other[3]);
-        Sums<Parts, 1> sum;
+        Accumulators<Parts, 1> sum;
         clear<Parts, 1>(sum);
 #pragma unroll
         for (int i = 0; i < 4; ++i) sum[0][0][0][0][i] = half ? other[i] : mine[i];
@@ -354,7 +356,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
         const int first = R::kCluster > 1 ? worker : (warp + team) % R::kWarps;
         for (int task = first; task < kTasks; task += R::kWorkers) {
           const int tile = task / kShares, filter_tile = task % kShares * kFilterTiles;
-          Sums<Parts, kFilterTiles> result;
+          Accumulators<Parts, kFilterTiles> result;
           clear<Parts, kFilterTiles>(result);
           sum_planes<G, M, Parts, kFilterTiles>(result, input, from, filter_tile, tile, 0,
                                                 G::kKernel, lane);
@@ -364,7 +366,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
     }
     if constexpr (I + 1 == Net::kLayers) this->put_largest_ahead(ahead, next);
     if constexpr (I + 1 < Net::kLayers) wait_for_weights<I + 1>();
-    if constexpr (kByWarpgroups<I + 1>) publish_to_products();
+    if constexpr (kByWarpgroups<I + 1>) publish_to_wgmma();
     if constexpr (I + 1 < Net::kLayers || Net::kClasses > 0)
       barrier();
     else if constexpr (Timed)
@@ -379,7 +381,8 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
     if (lane < Net::kClasses) {
       logit = kHoldsHead || kEarlyHead ? held_bias : __ldg(p.head_bias + lane);
 #pragma unroll
-      for (int row = 0; row < S::kSumRows; ++row) logit += sums()[row * S::kSumStride + lane];
+      for (int row = 0; row < S::kAccumulatorRows; ++row)
+        logit += accumulators()[row * S::kAccumulatorStride + lane];
     }
     clock.end(Net::kLayers);
     float largest = logit;
@@ -412,7 +415,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
   //   barriers around the second layer, and for the next image between two of its own.
   // No block leaves while another may store into it: a barrier of the cluster follows those stores.
   static constexpr bool kMeetsBetweenImages = R::kCluster > 1 && Net::kClasses == 0;
-  __device__ __forceinline__ void run(Ahead& ahead) {
+  __device__ __forceinline__ void run(Prefetch& ahead) {
     static_assert(Net::kLayers >= 2, "a barrier between reading one image and writing the next");
     const int step = gridDim.x * R::kGroups / R::kCluster;
     for (int image = first_image(); image < p.count; image += step) {
@@ -427,7 +430,7 @@ struct Team : TeamInput<Net, M, Parts, InputParts, R> {
         clear_first_input();
         block_barrier();
       }
-      if (S::kLoadsAhead && Net::kClasses == 0) block_barrier();
+      if (S::kPrefetchDepth && Net::kClasses == 0) block_barrier();
       if (p.is_uint8)
         store_uint8(image, ahead);
       else
@@ -530,9 +533,9 @@ __device__ __forceinline__ void run_network(const P& p) {
                     thread == 0 && rank == 0, thread % 32 == 0};
       self.clock.start();
     }
-    typename decltype(self)::Ahead ahead;
-    if constexpr (S::kLoadsAhead) {
-      self.load_ahead(ahead, self.first_image());
+    typename decltype(self)::Prefetch ahead;
+    if constexpr (S::kPrefetchDepth) {
+      self.prefetch_input(ahead, self.first_image());
       commit_copies();  // as many groups as without
     } else {
       self.stage(self.first_image());
@@ -545,7 +548,7 @@ __device__ __forceinline__ void run_network(const P& p) {
     }
     if (thread < Net::kLayers) self.scales()[thread] = p.scale[thread];
     if constexpr (R::kGroups > 1) wait_for_copies<0>();
-    publish_to_products();
+    publish_to_wgmma();
     self.put_largest_ahead(ahead, self.first_image());
     if constexpr (R::kCluster > 1) arrive_at_cluster_barrier();
     __syncthreads();

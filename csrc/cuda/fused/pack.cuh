@@ -14,7 +14,7 @@ namespace cnn_engine::cuda::fused {
 template <class Net>
 constexpr int kHeadFloats = Net::Last::kTiles * Net::Last::kFilterTiles * Net::kClasses * 32 * 4;
 
-// Places value = high + low of one 16-bit element into word `word` of every part of a register
+// Puts value = high + low of one 16-bit element into word `word` of every part of a register
 // group: words of part 0, then of part 1.
 template <class M, int Parts>
 void put(std::uint32_t* words, int part_words, int word, int half, double value) {
@@ -65,12 +65,12 @@ class Packer {
   void layer() {
     using G = typename Net::template Layer<I>;
     const LayerWeights& from = from_.layers[I];
-    constexpr int kTaps = G::kChannels * G::kKernel * G::kKernel;
+    constexpr int kKernelOffsets = G::kChannels * G::kKernel * G::kKernel;
     double largest = 0, gain = 0, bias = 0;
     for (int k = 0; k < G::kFilters; ++k) {
       double sum = 0;
-      for (int i = 0; i < kTaps; ++i) {
-        const double w = fabs(double{from.weight[k * kTaps + i]});
+      for (int i = 0; i < kKernelOffsets; ++i) {
+        const double w = fabs(double{from.weight[k * kKernelOffsets + i]});
         largest = fmax(largest, w);
         sum += w;
       }
@@ -114,27 +114,28 @@ class Packer {
   template <class G, class Weight>
   void pack_pixels(unsigned char* to, const Weight& weight) const {
     using L = PixelLayout<G>;
-    const auto tile = [&](int slab,
-                          auto&& place) {  // place(slot) -> window row less dy, word of the row
-      for (int j = 0; j < L::kSlabTiles; ++j) {
-        const int dx = j / G::kFilterTiles;
-        for (int lane = first_; lane < 32; lane += step_) {
-          std::uint32_t* words =
-              reinterpret_cast<std::uint32_t*>(to + (slab * L::kSlabTiles + j) * 256 * Parts) +
-              lane * 2 * Parts;
-          const int k = j % G::kFilterTiles * 8 + lane / 4;
-          for (int b = 0; b < 2; ++b) {
-            int r = 0, word = 0;
-            if (!place(lane % 4 + 4 * b, r, word)) continue;
-            for (int half = 0; half < 2; ++half) {
-              const int element = 2 * word + half;  // of the window's row: column, channel
-              put<M, Parts>(words, 2, b, half,
-                            weight(k, element % L::kChannels, r, element / L::kChannels - dx));
+    const auto tile =
+        [&](int slab,
+            auto&& position) {  // position(slot) -> window row less dy, word of the row
+          for (int j = 0; j < L::kSlabTiles; ++j) {
+            const int dx = j / G::kFilterTiles;
+            for (int lane = first_; lane < 32; lane += step_) {
+              std::uint32_t* words =
+                  reinterpret_cast<std::uint32_t*>(to + (slab * L::kSlabTiles + j) * 256 * Parts) +
+                  lane * 2 * Parts;
+              const int k = j % G::kFilterTiles * 8 + lane / 4;
+              for (int b = 0; b < 2; ++b) {
+                int r = 0, word = 0;
+                if (!position(lane % 4 + 4 * b, r, word)) continue;
+                for (int half = 0; half < 2; ++half) {
+                  const int element = 2 * word + half;  // of the window's row: column, channel
+                  put<M, Parts>(words, 2, b, half,
+                                weight(k, element % L::kChannels, r, element / L::kChannels - dx));
+                }
+              }
             }
           }
-        }
-      }
-    };
+        };
     for (int r = 0; r < G::kKernel; ++r) {
       for (int step = 0; step < L::kFullSteps; ++step) {
         tile(L::slab_full(r, step), [&](int slot, int& row, int& word) {
@@ -162,7 +163,7 @@ class Packer {
   void pack_planes(unsigned char* to, const Weight& weight) const {
     using L = PlaneLayout<G>;
     for (int r = 0; r < G::kKernel; ++r) {
-      for (int s = 0; s < G::kKernel; ++s, to += L::template tap_bytes<Parts>()) {
+      for (int s = 0; s < G::kKernel; ++s, to += L::template offset_bytes<Parts>()) {
         for (int f = 0; f < G::kFilterTiles; ++f) {
           for (int lane = first_; lane < 32; lane += step_) {
             const int k = 8 * f + lane / 4, t = lane % 4;

@@ -74,7 +74,9 @@ struct TeamInput {
       return p.weights;
   }
   __device__ Scale* scales() const { return reinterpret_cast<Scale*>(own + S::kScales); }
-  __device__ float* sums() const { return reinterpret_cast<float*>(own + S::kSums); }
+  __device__ float* accumulators() const {
+    return reinterpret_cast<float*>(own + S::kAccumulators);
+  }
 
   // Runs of pixels; a thread stages and stores its own, so that it need not wait for others.
   static constexpr int kRun = PixelLayout<Layer<0>>::kRun;
@@ -88,7 +90,7 @@ struct TeamInput {
   static constexpr bool kKeeps = S::kKeeps;
   using Run = float[Net::kChannels][kFloatRun];
   using Kept = Run[kKeeps ? kRuns : 1];
-  using Ahead = Run[S::kLoadsAhead ? kRuns : 1];
+  using Prefetch = Run[S::kPrefetchDepth ? kRuns : 1];
 
   // One image for each block first, so that a small batch spreads over the multiprocessors.
   __device__ int first_image() const { return (team * gridDim.x + blockIdx.x) / R::kCluster; }
@@ -192,23 +194,23 @@ struct TeamInput {
   }
 
   static constexpr int kByteRuns = (kItems + R::kTeamThreads - 1) / R::kTeamThreads;
-  static_assert(!S::kLoadsAhead || kByteRuns * (kRun == 8 ? 2 : 1) <= kRuns * kFloatRun);
+  static_assert(!S::kPrefetchDepth || kByteRuns * (kRun == 8 ? 2 : 1) <= kRuns * kFloatRun);
   template <class Registers>
-  __device__ __forceinline__ static auto& ahead_word(Registers& ahead, int run, int channel,
-                                                     int word) {
+  __device__ __forceinline__ static auto& prefetched_word(Registers& ahead, int run, int channel,
+                                                          int word) {
     constexpr int kWords = kRun == 8 ? 2 : 1;
     return (&ahead[0][0][0])[(run * Net::kChannels + channel) * kWords + word];
   }
 
-  __device__ __forceinline__ void store_uint8(int image, const Ahead& ahead) const {
-    if constexpr (S::kLoadsAhead) {
+  __device__ __forceinline__ void store_uint8(int image, const Prefetch& ahead) const {
+    if constexpr (S::kPrefetchDepth) {
 #pragma unroll
       for (int i = 0; i < kByteRuns; ++i) {
         uint2 bytes[Net::kChannels];
 #pragma unroll
         for (int c = 0; c < Net::kChannels; ++c) {
-          bytes[c].x = __float_as_uint(ahead_word(ahead, i, c, 0));
-          bytes[c].y = kRun == 8 ? __float_as_uint(ahead_word(ahead, i, c, 1)) : 0;
+          bytes[c].x = __float_as_uint(prefetched_word(ahead, i, c, 0));
+          bytes[c].y = kRun == 8 ? __float_as_uint(prefetched_word(ahead, i, c, 1)) : 0;
         }
         const int item = thread + i * R::kTeamThreads;
         if (is_there<kItems>(item)) store_bytes(item, bytes);
@@ -318,8 +320,8 @@ struct TeamInput {
 
   // A team that loads ahead has an image's pixels in registers before it gets to them; of uint8
   // ones the bytes, four a register.
-  __device__ __forceinline__ void load_ahead(Ahead& ahead, int image) const {
-    if constexpr (S::kLoadsAhead) {
+  __device__ __forceinline__ void prefetch_input(Prefetch& ahead, int image) const {
+    if constexpr (S::kPrefetchDepth) {
       if (image >= p.count) return;
       if (!p.is_uint8) {
         load_kept(ahead, image);
@@ -334,21 +336,21 @@ struct TeamInput {
         for (int c = 0; c < Net::kChannels; ++c) {
           uint2 bytes = make_uint2(0, 0);
           if (is_there<kItems>(item)) bytes = load8(from + c * Net::kPixels + item * kRun);
-          ahead_word(ahead, i, c, 0) = __uint_as_float(bytes.x);
-          if constexpr (kRun == 8) ahead_word(ahead, i, c, 1) = __uint_as_float(bytes.y);
+          prefetched_word(ahead, i, c, 0) = __uint_as_float(bytes.x);
+          if constexpr (kRun == 8) prefetched_word(ahead, i, c, 1) = __uint_as_float(bytes.y);
         }
       }
     }
   }
   // And, of float32 ones, looked for their largest before the last barrier that comes before that.
-  __device__ __forceinline__ void put_largest_ahead(const Ahead& ahead, int image) const {
-    if constexpr (S::kLoadsAhead) {
+  __device__ __forceinline__ void put_largest_ahead(const Prefetch& ahead, int image) const {
+    if constexpr (S::kPrefetchDepth) {
       if (!p.is_uint8 && image < p.count) put_largest_of(ahead);
     }
   }
 
-  __device__ __forceinline__ void store_float(int image, Ahead& ahead) const {
-    if constexpr (S::kLoadsAhead) {
+  __device__ __forceinline__ void store_float(int image, Prefetch& ahead) const {
+    if constexpr (S::kPrefetchDepth) {
       store_kept(ahead);
     } else if constexpr (kKeeps) {
       Kept kept;

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/fused/chain.h"
 #include "cuda/fused/interface.h"
+#include "cuda/fused/network_shape.h"
 #include "ops/fused_cuda.h"
 #include "runtime/check.h"
 
@@ -93,7 +93,7 @@ struct CompiledIn {
 
 struct Instantiation {
   const char* name;
-  const Chain& (*chain)();
+  const NetworkShape& (*network_shape)();
   CompiledIn (*of)(FusedDtype dtype);
 };
 

@@ -1,9 +1,9 @@
-// Sums of 64 squares times 32 filters by a warpgroup (compute capability 9.0a): wgmma reads both
-// from shared memory once for four warps, where each would read the weights for itself.
+// Accumulators of 64 squares times 32 filters by a warpgroup (compute capability 9.0a): wgmma reads
+// both from shared memory once for four warps, where each would read the weights for itself.
 //
 // Contract: a layer of which PlaneLayout::kForWarpgroups holds, in one part. Warp w of the
 // warpgroup has the tile of 16 squares first_tile + w, and of it what sum_planes gives. What was
-// stored for it in shared memory was published (publish_to_products) before a barrier.
+// stored for it in shared memory was published (publish_to_wgmma) before a barrier.
 #pragma once
 
 #include "cuda/common/reduce.cuh"
@@ -20,11 +20,11 @@ constexpr bool kHasWarpgroups = false;
 #endif
 
 // What this thread has stored in shared memory is seen by products that begin after a barrier.
-__device__ inline void publish_to_products() {
+__device__ inline void publish_to_wgmma() {
   CNN_ENGINE_HOPPER("fence.proxy.async.shared::cta;" :: : "memory");
 }
 
-// How wgmma is told of a matrix of 16-bit values: blocks of 8x8 of them, each 128 neighbouring
+// Descriptor of a matrix for wgmma, of 16-bit values: blocks of 8x8 of them, each 128 neighbouring
 // bytes, that lie `along` bytes apart along K and `across` bytes apart along rows of A or columns
 // of B.
 __device__ inline std::uint64_t blocks_at(std::uint32_t address, int along, int across) {
@@ -49,7 +49,7 @@ CNN_ENGINE_MULTIPLY(Bfloat16, "bf16")
 
 template <class G, class M>
 __device__ __forceinline__ void sum_squares(
-    Sums<1, 4>& sums, std::uint32_t input,
+    Accumulators<1, 4>& accumulators, std::uint32_t input,
     std::uint32_t weights,  // [row][column][step][tile][half of the step][8 filters][8 channels]
     int first_filter_tile, int first_tile) {
   using L = PlaneLayout<G>;
@@ -68,8 +68,9 @@ __device__ __forceinline__ void sum_squares(
 #pragma unroll
       for (int step = 0; step < L::kSteps16; ++step) {
         const int from = r * L::kRowBytes + L::column_bytes(s) + step * 2 * L::kPlaneBytes;
-        const int tap = (r * G::kKernel + s) * L::template tap_bytes<1>();
-        multiply(M(), sums[0][0][0], a + from / 16, b + (tap + step * G::kFilterTiles * 256) / 16);
+        const int kernel_offset = (r * G::kKernel + s) * L::template offset_bytes<1>();
+        multiply(M(), accumulators[0][0][0], a + from / 16,
+                 b + (kernel_offset + step * G::kFilterTiles * 256) / 16);
       }
     }
   }

@@ -31,7 +31,7 @@ struct PartClock {
   __device__ void start() {}
   __device__ void end(int) const {}
   __device__ std::uint32_t now() const { return 0; }
-  __device__ void end_head(std::uint32_t) const {}
+  __device__ void epilogue_head(std::uint32_t) const {}
   __device__ void add_to() const {}
 };
 
@@ -62,7 +62,7 @@ struct PartClock<true, Net, Parts, R> {
     team[part] += ticks - last;
     last = ticks;
   }
-  __device__ void end_head(std::uint32_t begin) const {
+  __device__ void epilogue_head(std::uint32_t begin) const {
     if (lane0) *warp += now() - begin;
   }
   // Once, at the end.

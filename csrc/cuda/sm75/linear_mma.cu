@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kThreads)
   const int row = warp / 2 * 32 + lane / 4, column = warp % 2 * 32 + lane / 4;
   const int pair = lane % 4 * 2;
 
-  float sums[kRows][kColumns][4] = {};
+  float accumulators[kRows][kColumns][4] = {};
   Part<Fours> part;
   bool past = false;
   part.load(input, packed, p, packed_row, first_row, first_output, 0);
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
 #pragma unroll
-        for (int j = 0; j < kColumns; ++j) multiply(sums[i][j], a[i], b[j]);
+        for (int j = 0; j < kColumns; ++j) multiply(accumulators[i][j], a[i], b[j]);
       }
     }
     __syncthreads();
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kThreads)
         const int n = first_row + row + 16 * i + at / 2 * 8;
         const int m = first_output + warp % 2 * 32 + 8 * j + pair + at % 2;
         if (n >= p.n || m >= p.out_features) continue;
-        const float sum = sums[i][j][at] + (bias ? bias[m] : 0.0f);
+        const float sum = accumulators[i][j][at] + (bias ? bias[m] : 0.0f);
         output[static_cast<std::int64_t>(n) * p.out_features + m] = apply(activation, sum);
       }
     }

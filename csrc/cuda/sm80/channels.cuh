@@ -31,7 +31,7 @@ struct Channels {
   }
 };
 
-// Whether four neighbouring channels of every place lie together.
+// Whether four neighbouring channels of every position lie together.
 inline bool in_fours(const void* images, std::int64_t channels, std::int64_t pitch,
                      ElementType storage = ElementType::float32) {
   return channels % 4 == 0 && pitch % 4 == 0 &&

@@ -7,7 +7,7 @@
 namespace cnn_engine::cuda {
 
 // Sends a number to a block of the cluster, whose barrier counts the bytes.
-__device__ inline void send_cluster(std::uint32_t to, std::uint32_t barrier, float value) {
+__device__ inline void store_cluster_async(std::uint32_t to, std::uint32_t barrier, float value) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to),
@@ -17,7 +17,8 @@ __device__ inline void send_cluster(std::uint32_t to, std::uint32_t barrier, flo
 }
 
 // Sends two, to an address that is a multiple of 8.
-__device__ inline void send_cluster(std::uint32_t to, std::uint32_t barrier, float a, float b) {
+__device__ inline void store_cluster_async(std::uint32_t to, std::uint32_t barrier, float a,
+                                           float b) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::
@@ -28,8 +29,8 @@ __device__ inline void send_cluster(std::uint32_t to, std::uint32_t barrier, flo
 }
 
 // Sends four, to an address that is a multiple of 16.
-__device__ inline void send_cluster(std::uint32_t to, std::uint32_t barrier, float a, float b,
-                                    float c, float d) {
+__device__ inline void store_cluster_async(std::uint32_t to, std::uint32_t barrier, float a,
+                                           float b, float c, float d) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, "

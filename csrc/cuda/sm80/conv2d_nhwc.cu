@@ -116,33 +116,34 @@ void check_planar(const Conv2dShape& shape, bool planar) {
 template <typename T>
 __global__ void four_channels_kernel(const float* x,  // [N, C, H, W]
                                      T* y,            // [N, H, W, 4]
-                                     int channels, int places, std::int64_t all,
+                                     int channels, int positions, std::int64_t all,
                                      const Overflow overflow) {
   let_successors_start();
   wait_for_inputs();
   const std::int64_t index = grid_thread();
   if (index >= all) return;
-  const std::int64_t image = index / places;
-  const float* const from = x + image * channels * places + (index - image * places);
+  const std::int64_t image = index / positions;
+  const float* const from = x + image * channels * positions + (index - image * positions);
   const auto channel = [&](int c) {
-    return c < channels ? from[static_cast<std::int64_t>(c) * places] : 0.0f;
+    return c < channels ? from[static_cast<std::int64_t>(c) * positions] : 0.0f;
   };
   const float four[4] = {channel(0), channel(1), channel(2), channel(3)};
   store_neighbours(y + index * 4, four, overflow);
 }
 
-// Images whose channels lie side by side become rounded ones without anything between their places.
+// Images whose channels lie side by side become rounded ones without anything between their
+// positions.
 template <typename T>
-__global__ void rounded_images_kernel(const float* x,  // [places, pitch]
-                                      T* y,            // [places, channels]
+__global__ void rounded_images_kernel(const float* x,  // [positions, pitch]
+                                      T* y,            // [positions, channels]
                                       int channels, int pitch, std::int64_t all,
                                       const Overflow overflow) {
   let_successors_start();
   wait_for_inputs();
   const std::int64_t index = grid_thread();
   if (index >= all) return;
-  const std::int64_t place = index / channels;
-  const float one[1] = {x[place * pitch + (index - place * channels)]};
+  const std::int64_t position = index / channels;
+  const float one[1] = {x[position * pitch + (index - position * channels)]};
   store_neighbours(y + index, one, overflow);
 }
 
@@ -215,7 +216,7 @@ void conv2d_nhwc(const ConstImages& input, const void* packed, const Images& out
     throw std::invalid_argument(std::string("planar: expected x as float32, found ") +
                                 name_of(input.storage));
   }
-  const std::int64_t places = std::int64_t{shape.out_h()} * shape.out_w();
+  const std::int64_t positions = std::int64_t{shape.out_h()} * shape.out_w();
   if (shape.n == 0) return;
   const ElementType multiplied = compute_type == ElementType::float16    ? ElementType::float16
                                  : compute_type == ElementType::bfloat16 ? ElementType::bfloat16
@@ -274,45 +275,48 @@ void conv2d_nhwc(const ConstImages& input, const void* packed, const Images& out
                                                                     : Reads::single;
   const Target& target = target_here();
 
-  const std::int64_t places_in = std::int64_t{shape.h} * shape.w, image_in = places_in * x_pitch;
-  // Kernels count places in 32 bits, and elements in 64: four channels are more than an image has.
-  for_each_part_of_batch(shape.n, std::max(places_in, places), [&](std::int64_t first, int images) {
-    nhwc::Gemm p = {};
-    p.x = element(read, multiplied, first * image_in);
-    p.packed = packed;
-    p.bias = epilogue.bias;
-    p.residual = residual.data
-                     ? element(residual.data, residual.storage, first * places * residual.pitch)
-                     : nullptr;
-    p.residual_is_rounded = residual.storage != ElementType::float32;
-    p.y_is_rounded = output.storage != ElementType::float32;
-    p.overflow = epilogue.overflow;
-    p.scale = prologue.scale_per_image ? prologue.scale + first * shape.c : prologue.scale;
-    p.shift = prologue.shift;
-    p.y = element(output.data, output.storage, first * places * output.pitch);
-    p.shape = shape;
-    p.shape.n = images;
-    p.channels = channels;
-    p.filters = shape.group_filters();
-    p.out_h = shape.out_h();
-    p.out_w = shape.out_w();
-    p.x_pitch = x_pitch;
-    p.y_pitch = output.pitch;
-    p.residual_pitch = residual.pitch;
-    p.rows = static_cast<int>(images * places);
-    p.terms = p.channels * shape.r * shape.s;
-    p.steps = steps_of(shape, planar, compute_type);
-    p.scale_per_image = prologue.scale_per_image;
-    p.floor = prologue.floor;
-    p.activation = epilogue.activation.function;
-    p.alpha = epilogue.activation.alpha;
-    p.beta = epilogue.activation.beta;
-    const nhwc::Choice choice = nhwc::choose(p, compute_type, reads, target.multiprocessors,
-                                             target.largest_cluster, launched.rank);
-    with_compute_type(compute_type, [&](auto tag) {
-      nhwc::launch_gemm<typename decltype(tag)::type>(p, reads, choice, launched.stream);
-    });
-  });
+  const std::int64_t positions_in = std::int64_t{shape.h} * shape.w,
+                     image_in = positions_in * x_pitch;
+  // Kernels count positions in 32 bits, and elements in 64: four channels are more than an image
+  // has.
+  for_each_part_of_batch(
+      shape.n, std::max(positions_in, positions), [&](std::int64_t first, int images) {
+        nhwc::Gemm p = {};
+        p.x = element(read, multiplied, first * image_in);
+        p.packed = packed;
+        p.bias = epilogue.bias;
+        p.residual = residual.data ? element(residual.data, residual.storage,
+                                             first * positions * residual.pitch)
+                                   : nullptr;
+        p.residual_is_rounded = residual.storage != ElementType::float32;
+        p.y_is_rounded = output.storage != ElementType::float32;
+        p.overflow = epilogue.overflow;
+        p.scale = prologue.scale_per_image ? prologue.scale + first * shape.c : prologue.scale;
+        p.shift = prologue.shift;
+        p.y = element(output.data, output.storage, first * positions * output.pitch);
+        p.shape = shape;
+        p.shape.n = images;
+        p.channels = channels;
+        p.filters = shape.group_filters();
+        p.out_h = shape.out_h();
+        p.out_w = shape.out_w();
+        p.x_pitch = x_pitch;
+        p.y_pitch = output.pitch;
+        p.residual_pitch = residual.pitch;
+        p.rows = static_cast<int>(images * positions);
+        p.terms = p.channels * shape.r * shape.s;
+        p.steps = steps_of(shape, planar, compute_type);
+        p.scale_per_image = prologue.scale_per_image;
+        p.floor = prologue.floor;
+        p.activation = epilogue.activation.function;
+        p.alpha = epilogue.activation.alpha;
+        p.beta = epilogue.activation.beta;
+        const nhwc::Choice choice = nhwc::choose(p, compute_type, reads, target.multiprocessors,
+                                                 target.largest_cluster, launched.rank);
+        with_compute_type(compute_type, [&](auto tag) {
+          nhwc::launch_gemm<typename decltype(tag)::type>(p, reads, choice, launched.stream);
+        });
+      });
 }
 
 }  // namespace cnn_engine::cuda

@@ -1,10 +1,10 @@
 // conv2d_nhwc on CUDA: an implicit matrix product on tensor cores.
 //
-// Rows are places of the output, columns are filters, and the terms of a sum are a filter's taps,
-// (r, s, c) with c fastest, in steps of 128 bytes of x. A block sums one tile over its part of the
-// steps; the blocks of a cluster have the other parts. Each of them gets the partial sums of some
-// of the tile's rows from all, and adds them up in the order of their ranks: the bits depend on the
-// shape alone.
+// Rows are positions of the output, columns are filters, and the terms of a sum are a filter's
+// kernel offsets, (r, s, c) with c fastest, in steps of 128 bytes of x. A block sums one tile over
+// its part of the steps; the blocks of a cluster have the other parts. Each of them gets the
+// partial sums of some of the tile's rows from all, and adds them up in the order of their ranks:
+// the bits depend on the shape alone.
 //
 // x lies in shared memory as it does in memory, float32 or of the operands' 16 bits; float32 is
 // rounded or divided on its way to registers, where x may also get its prologue. A lane reads four
@@ -59,28 +59,30 @@ struct Memory {
 
   // Of one row of sums, in floats: neighbouring rows' columns are in banks apart.
   static constexpr int kPitch = Tile::kColumns + 8;
-  static constexpr int kSumBytes = Tile::kTermWarps * Tile::kRows * kPitch * 4;
+  static constexpr int kAccumulatorBytes = Tile::kTermWarps * Tile::kRows * kPitch * 4;
   static constexpr int kBiasBytes = Tile::kColumns * 4;
   static constexpr int kTableBytes = Tile::kRows * static_cast<int>(sizeof(int4));
 
   // 99 KiB are what every GPU from 8.6 on has; two blocks of that fit on a 9.0.
   static constexpr int kLeft = 99 * 1024 - kBiasBytes - kTableBytes;
   // The sums of a large tile lie where the stages were, and its residual is read when it is needed.
-  static constexpr bool kSumsInRing = Tile::kRows * Tile::kColumns > 64 * 64;
+  static constexpr bool kAccumulatorsInRing = Tile::kRows * Tile::kColumns > 64 * 64;
   static constexpr int kQuadBytes = 4 * sizeof(typename Operand::X);  // of the residual
   static constexpr int kRowBytes = Tile::kColumns / 4 * kQuadBytes;
   static constexpr bool kResidual =
-      !kSumsInRing && kLeft - kSumBytes - Tile::kRows * kRowBytes >= 4 * kStageBytes;
+      !kAccumulatorsInRing &&
+      kLeft - kAccumulatorBytes - Tile::kRows * kRowBytes >= 4 * kStageBytes;
   static constexpr int kResidualBytes = kResidual ? Tile::kRows * kRowBytes : 0;
   static constexpr int kFit =
-      (kLeft - kResidualBytes - (kSumsInRing ? 0 : kSumBytes)) / kStageBytes;
+      (kLeft - kResidualBytes - (kAccumulatorsInRing ? 0 : kAccumulatorBytes)) / kStageBytes;
   static constexpr int kStages = kFit > 12 ? 12 : kFit;
   static_assert(kStages >= 3);
 
   static constexpr int kRingBytes = kStages * kStageBytes;
-  static_assert(!kSumsInRing || kSumBytes <= kRingBytes);
-  static constexpr int kSums = kSumsInRing ? 0 : kRingBytes;
-  static constexpr int kResiduals = kSumsInRing ? kRingBytes : kSums + kSumBytes;
+  static_assert(!kAccumulatorsInRing || kAccumulatorBytes <= kRingBytes);
+  static constexpr int kAccumulators = kAccumulatorsInRing ? 0 : kRingBytes;
+  static constexpr int kResiduals =
+      kAccumulatorsInRing ? kRingBytes : kAccumulators + kAccumulatorBytes;
   static constexpr int kBias = kResiduals + kResidualBytes;
   static constexpr int kTable = kBias + kBiasBytes;
   static constexpr int kBytes = kTable + kTableBytes;
@@ -103,23 +105,23 @@ __device__ inline void copy_or_zero(std::uint32_t to, const void* from, bool som
   }
 }
 
-// A thread's place among the taps: of the terms that it copies in every step.
-struct Taps {
-  int c, r, s, left;      // left: terms from here to the end
-  int taps_a_step, rest;  // of a step's terms
+// A thread's position among the kernel offsets: of the terms that it copies in every step.
+struct KernelOffsets {
+  int c, r, s, left;           // left: terms from here to the end
+  int offsets_per_step, rest;  // of a step's terms
 
-  __device__ Taps(const Gemm& p, int term, int step_terms) : left(p.terms - term) {
-    const int tap = term / p.channels;
-    c = term - tap * p.channels;
-    r = tap / p.shape.s;
-    s = tap - r * p.shape.s;
-    taps_a_step = step_terms / p.channels;
-    rest = step_terms - taps_a_step * p.channels;
+  __device__ KernelOffsets(const Gemm& p, int term, int step_terms) : left(p.terms - term) {
+    const int kernel_offset = term / p.channels;
+    c = term - kernel_offset * p.channels;
+    r = kernel_offset / p.shape.s;
+    s = kernel_offset - r * p.shape.s;
+    offsets_per_step = step_terms / p.channels;
+    rest = step_terms - offsets_per_step * p.channels;
   }
 
   __device__ void next_step(const Gemm& p, int step_terms) {
     left -= step_terms;
-    s += taps_a_step;
+    s += offsets_per_step;
     c += rest;
     if (c >= p.channels) {
       c -= p.channels;
@@ -149,7 +151,7 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Ge
   constexpr bool Vectors = reads != Reads::single, Prologue = reads == Reads::prologue;
   constexpr int kStepTerms = Operand::kStepTerms, kUnits = Operand::kUnits;
   extern __shared__ __align__(128) char memory[];
-  int4* const table = reinterpret_cast<int4*>(memory + At::kTable);  // place, row, column, image
+  int4* const table = reinterpret_cast<int4*>(memory + At::kTable);  // position, row, column, image
   const std::uint32_t shared = shared_address(memory);
 
   let_successors_start();
@@ -161,8 +163,8 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Ge
   const int first_filter = static_cast<int>(blockIdx.y) * Tile::kColumns;
   const int first_step = rank * p.steps_a_block;
   const int steps = max(0, min(p.steps_a_block, p.steps - first_step));
-  // Sums may be sent to a block that runs, once it needs none of the memory where they go.
-  if (split > 1 && !At::kSumsInRing) arrive_at_cluster_barrier();
+  // Accumulators may be sent to a block that runs, once it needs none of the memory where they go.
+  if (split > 1 && !At::kAccumulatorsInRing) arrive_at_cluster_barrier();
 
   // The weights of the first steps, which no kernel of the pass writes.
   const int filters16 = (p.filters + 15) / 16;
@@ -190,22 +192,22 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Ge
       if (some) weights[i] += At::kStepBytes;
     }
   };
-  constexpr int kAhead = At::kStages - 1;
+  constexpr int kPrefetch = At::kStages - 1;
 #pragma unroll 1
-  for (int step = 0; step < min(kAhead, steps); ++step) copy_weights(step);
+  for (int step = 0; step < min(kPrefetch, steps); ++step) copy_weights(step);
 
   // Where each row's window begins.
   for (int row = thread; row < Tile::kRows; row += Tile::kThreads) {
-    int4 place = {0, kNowhere, kNowhere, 0};
+    int4 position = {0, kNowhere, kNowhere, 0};
     const unsigned index = static_cast<unsigned>(first_row) + row;
     if (index < static_cast<unsigned>(p.rows)) {
       const int line = index / p.out_w;
-      place.w = line / p.out_h;
-      place.y = (line - place.w * p.out_h) * p.shape.stride_h - p.shape.pad_top;
-      place.z = (index - line * p.out_w) * p.shape.stride_w - p.shape.pad_left;
-      place.x = (place.w * p.shape.h + place.y) * p.shape.w + place.z;
+      position.w = line / p.out_h;
+      position.y = (line - position.w * p.out_h) * p.shape.stride_h - p.shape.pad_top;
+      position.z = (index - line * p.out_w) * p.shape.stride_w - p.shape.pad_left;
+      position.x = (position.w * p.shape.h + position.y) * p.shape.w + position.z;
     }
-    table[row] = place;
+    table[row] = position;
   }
   __syncthreads();
 
@@ -217,36 +219,38 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Ge
   constexpr int kRowsAtOnce = Tile::kThreads / kThreadsARow;
   const int term = thread % kThreadsARow * kWidth;
   const int pitch_bytes = p.x_pitch * static_cast<int>(sizeof(X));
-  Taps taps(p, first_step * kStepTerms + term, kStepTerms);
+  KernelOffsets kernel_offsets(p, first_step * kStepTerms + term, kStepTerms);
   const auto copy_x = [&](int stage) {  // in the order of the steps
     const std::uint32_t to = shared + stage * At::kStageBytes;
     // Of what is outside nothing is read, at the first place.
-    const X* const x =
-        static_cast<const X*>(p.x) + group * p.channels + (taps.left > 0 ? taps.c : 0);
-    const int down = taps.r * p.shape.dilation_h, right = taps.s * p.shape.dilation_w;
+    const X* const x = static_cast<const X*>(p.x) + group * p.channels +
+                       (kernel_offsets.left > 0 ? kernel_offsets.c : 0);
+    const int down = kernel_offsets.r * p.shape.dilation_h,
+              right = kernel_offsets.s * p.shape.dilation_w;
     const int offset = down * p.shape.w + right;
 #pragma unroll
     for (int i = 0; i < (Tile::kRows + kRowsAtOnce - 1) / kRowsAtOnce; ++i) {
       const int row = thread / kThreadsARow + i * kRowsAtOnce;
       if (Tile::kRows % kRowsAtOnce != 0 && row >= Tile::kRows) break;
-      const int4 place = table[row];
+      const int4 position = table[row];
       // No branches: the lanes of a warp would go different ways.
-      const bool some = (taps.left > 0) &
-                        (static_cast<unsigned>(place.y + down) < static_cast<unsigned>(p.shape.h)) &
-                        (static_cast<unsigned>(place.z + right) < static_cast<unsigned>(p.shape.w));
+      const bool some =
+          (kernel_offsets.left > 0) &
+          (static_cast<unsigned>(position.y + down) < static_cast<unsigned>(p.shape.h)) &
+          (static_cast<unsigned>(position.z + right) < static_cast<unsigned>(p.shape.w));
       const int byte = (term * static_cast<int>(sizeof(X))) ^ Operand::swizzle(row);
-      const int at = some ? place.x + offset : 0;
+      const int at = some ? position.x + offset : 0;
       const char* const from =  // one multiplication with a sum of 64 bits
           reinterpret_cast<const char*>(x) + std::int64_t{at} * pitch_bytes;
       copy_or_zero<static_cast<int>(sizeof(X)) * kWidth>(to + row * At::kXRowBytes + byte, from,
                                                          some);
     }
-    taps.next_step(p, kStepTerms);
+    kernel_offsets.next_step(p, kStepTerms);
   };
 
   wait_for_inputs();
 #pragma unroll 1
-  for (int step = 0; step < kAhead; ++step) {
+  for (int step = 0; step < kPrefetch; ++step) {
     if (step < steps) copy_x(step);
     commit_copies();  // the first one has the weights of all of them
   }
@@ -282,15 +286,15 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Ge
   const int term_warp = thread / (32 * Tile::kWarps), warp = thread / 32 % Tile::kWarps;
   const int warp_row = warp / Tile::kWarpColumns * (16 * Tile::kRows16);
   const int warp_column16 = warp % Tile::kWarpColumns * Tile::kColumns16;
-  using Sums = float[Tile::kRows16][2 * Tile::kColumns16][4];
-  Sums sums = {};
+  using Accumulators = float[Tile::kRows16][2 * Tile::kColumns16][4];
+  Accumulators accumulators = {};
   PastRange<X> past;  // before the products
-  int stage = 0, next = kAhead;
+  int stage = 0, next = kPrefetch;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
-    wait_for_copies<kAhead - 1>();
+    wait_for_copies<kPrefetch - 1>();
     __syncthreads();
-    if (step + kAhead < steps) {
+    if (step + kPrefetch < steps) {
       copy_weights(next);
       copy_x(next);
     }
@@ -348,7 +352,7 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Ge
           const typename Operand::B b(from + At::kXBytes +
                                       ((warp_column16 + j) * kUnits + unit) * At::kUnitBytes +
                                       lane * Operand::kLaneBytes);
-          Operand::multiply(sums[i][2 * j], sums[i][2 * j + 1], a, b);
+          Operand::multiply(accumulators[i][2 * j], accumulators[i][2 * j + 1], a, b);
         }
       }
     }
@@ -358,7 +362,7 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Ge
 
   // Partial sums go to the block that adds them up: [split][term warps][own rows][kPitch].
   wait_for_copies<0>();
-  if constexpr (At::kSumsInRing) {
+  if constexpr (At::kAccumulatorsInRing) {
     __syncthreads();
     if (split > 1) arrive_at_cluster_barrier();
   }
@@ -367,7 +371,7 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Ge
     const int owner = row >> own_rows_log2;
     const int slot =
         ((rank * Tile::kTermWarps + term_warp) << own_rows_log2) + (row & (own_rows - 1));
-    const int offset = At::kSums + (slot * At::kPitch + column) * 4;
+    const int offset = At::kAccumulators + (slot * At::kPitch + column) * 4;
     if (split > 1) {
       store_cluster(cluster_address(shared + offset, owner), x, y);
     } else {
@@ -379,8 +383,8 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Ge
 #pragma unroll
     for (int j = 0; j < 2 * Tile::kColumns16; ++j) {
       const int row = warp_row + 16 * i + g, column = 16 * warp_column16 + 8 * j + 2 * t;
-      send(row, column, sums[i][j][0], sums[i][j][1]);
-      send(row + 8, column, sums[i][j][2], sums[i][j][3]);
+      send(row, column, accumulators[i][j][0], accumulators[i][j][1]);
+      send(row + 8, column, accumulators[i][j][2], accumulators[i][j][3]);
     }
   }
   if (split > 1) {
@@ -394,8 +398,8 @@ __global__ __launch_bounds__(Tile::kThreads, 2) void conv2d_nhwc_kernel(const Ge
     const int row = quad / kQuads, column = quad % kQuads * 4;
     const int index = first_row + first_own + row, filter = first_filter + column;
     if (index >= p.rows || filter >= p.filters) continue;
-    const float4* part =
-        reinterpret_cast<const float4*>(memory + At::kSums + (row * At::kPitch + column) * 4);
+    const float4* part = reinterpret_cast<const float4*>(memory + At::kAccumulators +
+                                                         (row * At::kPitch + column) * 4);
     const int apart = own_rows * At::kPitch / 4;
     float4 sum = part[0];
     if (slots > 1) sum = sum + part[apart];

@@ -2,7 +2,7 @@
 //
 // Large windows go to tensor cores where they are many and numbers have 16 bits
 // (conv2d_nhwc_depthwise_mma.cu), and in boxes where those are float32
-// (conv2d_nhwc_depthwise_box.cuh); others with many places in strips
+// (conv2d_nhwc_depthwise_box.cuh); others with many positions in strips
 // (conv2d_nhwc_depthwise_strip.cuh). With few, a thread makes
 // one output of `Width` neighbouring channels, and has as many loads as registers allow under way
 // at once: the weights before it waits for its inputs, the window before its first product; what
@@ -47,11 +47,12 @@ struct StripShape {
 template <typename T>
 __global__ void conv2d_nhwc_depthwise_pack_kernel(const float* __restrict__ weight,  // [C, R, S]
                                                   T* __restrict__ packed,            // [R, S, C]
-                                                  int channels, int taps) {
+                                                  int channels, int kernel_offsets) {
   const std::int64_t index = grid_thread();
-  if (index >= static_cast<std::int64_t>(channels) * taps) return;
-  const std::int64_t tap = index / channels;
-  packed[index] = narrowed<T>(weight[(index - tap * channels) * taps + tap]);
+  if (index >= static_cast<std::int64_t>(channels) * kernel_offsets) return;
+  const std::int64_t kernel_offset = index / channels;
+  packed[index] =
+      narrowed<T>(weight[(index - kernel_offset * channels) * kernel_offsets + kernel_offset]);
 }
 
 // Sets how threads are laid over groups of channels, runs of columns and strips of rows; returns
@@ -70,9 +71,9 @@ template <int Side, int Stride, int Width, typename T>
 void launch_windows(Depthwise<T> d, const Conv2dShape& p, Stream stream) {
   const unsigned blocks = lay_out(d, p, Width, 1, 1);
   // Several images have more blocks than find room with so many registers.
-  constexpr bool kCanBeAhead = Side == 3 || Side == 5;
-  const auto kernel = kCanBeAhead && p.n == 1 && waits_in_kernels()
-                          ? conv2d_nhwc_depthwise_kernel<T, Side, Stride, Width, kCanBeAhead>
+  constexpr bool kCanPrefetch = Side == 3 || Side == 5;
+  const auto kernel = kCanPrefetch && p.n == 1 && waits_in_kernels()
+                          ? conv2d_nhwc_depthwise_kernel<T, Side, Stride, Width, kCanPrefetch>
                           : conv2d_nhwc_depthwise_kernel<T, Side, Stride, Width, false>;
   launch("launch of conv2d_nhwc_depthwise_kernel", kernel, blocks, kDepthwiseThreads, 0, stream, 1,
          d, p);
@@ -141,7 +142,7 @@ void launch_square(const Depthwise<T>& d, const Conv2dShape& p, Stream stream) {
   launch_windows<Side, Stride, kNarrow>(d, p, stream);
 }
 
-// Boxes of 7x7 places that cover an image.
+// Boxes of 7x7 positions that cover an image.
 std::int64_t boxes_of(const Conv2dShape& p) {
   return std::int64_t{1} * ((p.out_h() + kBoxSide - 1) / kBoxSide) *
          ((p.out_w() + kBoxSide - 1) / kBoxSide);

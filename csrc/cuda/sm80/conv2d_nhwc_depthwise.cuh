@@ -26,21 +26,21 @@ struct Depthwise {
   int out_h, out_w;                     // which a GPU would divide for
   int once;                             // 1
   float* means;                         // of boxes: [N, boxes of an image, C] or null
-  float scale;                          // 1 / places
+  float scale;                          // 1 / positions
 };
 
 // Channels are fastest, then columns, rows and images.
-struct DepthwisePlace {
+struct DepthwisePosition {
   int group, run, row;
   unsigned image;
 
   template <typename T>
-  __device__ DepthwisePlace(const Depthwise<T>& d, std::int64_t thread) {
+  __device__ DepthwisePosition(const Depthwise<T>& d, std::int64_t thread) {
     const unsigned index = static_cast<unsigned>(thread);
-    const unsigned place = d.by_groups.quotient(index), line = d.by_runs.quotient(place);
+    const unsigned position = d.by_groups.quotient(index), line = d.by_runs.quotient(position);
     image = d.by_rows.quotient(line);
-    group = static_cast<int>(index - place * d.by_groups.value);
-    run = static_cast<int>(place - line * d.by_runs.value);
+    group = static_cast<int>(index - position * d.by_groups.value);
+    run = static_cast<int>(position - line * d.by_runs.value);
     row = static_cast<int>(line - image * d.by_rows.value);
   }
 };

@@ -1,4 +1,4 @@
-// conv2d_nhwc_depthwise of many places on tensor cores, of images and weights of 16 bits, with a
+// conv2d_nhwc_depthwise of many positions on tensor cores, of images and weights of 16 bits, with a
 // stride of 1.
 //
 // For one channel and one row j of the image, the products of its columns 0..15 with a kernel's row
@@ -8,8 +8,8 @@
 // is the row of 8 tiles, anywhere in the batch. 44 % of the products are of diagonals, at ten times
 // FMA's rate. Zeros times what is no number are none: an infinity or NaN reaches all of its tile.
 //
-// A block makes 8 tiles of 8x8 places and 16 channels. It lays its part of the images down with a
-// channel's neighbouring columns side by side, two to a word; a warp makes two channels.
+// A block makes 8 tiles of 8x8 positions and 16 channels. It lays its part of the images down with
+// a channel's neighbouring columns side by side, two to a word; a warp makes two channels.
 #include "cuda/sm80/conv2d_nhwc_depthwise.cuh"
 #include "cuda/sm80/mma.cuh"
 
@@ -18,14 +18,15 @@ namespace {
 
 template <int Side>
 struct DepthwiseTiles {
-  static constexpr int kSide = 8, kTiles = 8;                 // places of a tile, tiles of a block
-  static constexpr int kChannels = 16, kThreads = 256;        // of a block
+  static constexpr int kSide = 8, kTiles = 8;           // positions of a tile, tiles of a block
+  static constexpr int kChannels = 16, kThreads = 256;  // of a block
   static constexpr int kRows = kSide + Side - 1, kWords = 8;  // that a tile reads, and a row's
   // So that a warp's loads, [8 tiles][4 pairs of words], and its stores, [2 groups of 8 channels]
   // [2 rows][8 words], are of all banks.
   static constexpr int kTilePitch = kRows * kWords + 8;
   static constexpr int kPlane = kTiles * kTilePitch + 2;
-  static constexpr int kPlacePitch = kChannels / 2 + 4;  // of what is made: words of two channels
+  static constexpr int kPositionPitch =
+      kChannels / 2 + 4;  // of what is made: words of two channels
   static constexpr int kWeightPitch = kChannels / 2 + 1;
   static constexpr int kImageBytes = kChannels * kPlane * 4;
   static constexpr int kWeightBytes = (Side * Side * kWeightPitch * 4 + 15) / 16 * 16;
@@ -33,7 +34,7 @@ struct DepthwiseTiles {
 
   static_assert(Side % 2 == 1 && kSide + Side - 1 <= 2 * kWords);
   static_assert(kTilePitch % 16 == 8 && kPlane % 4 == 2);
-  static_assert(kTiles * kSide * kSide * kPlacePitch * 4 <= kImageBytes);
+  static_assert(kTiles * kSide * kSide * kPositionPitch * 4 <= kImageBytes);
   static_assert(kTiles * kRows % (kThreads / 16) == 0 && kThreads == 16 * kChannels);
 };
 
@@ -59,12 +60,13 @@ __global__ void __launch_bounds__(256, 3)
     origin[thread][1] = static_cast<int>(line - image * d.by_rows.value) * At::kSide;
     origin[thread][2] = static_cast<int>(tile - line * d.by_runs.value) * At::kSide;
   }
-  // Words of two channels as memory has them, [taps][channels].
+  // Words of two channels as memory has them, [kernel offsets][channels].
   const auto* const packed = reinterpret_cast<const std::uint32_t*>(d.packed + first_channel);
   for (int i = thread; i < Side * Side * (At::kChannels / 2); i += At::kThreads) {
-    const int tap = i / (At::kChannels / 2), word = i % (At::kChannels / 2);
+    const int kernel_offset = i / (At::kChannels / 2), word = i % (At::kChannels / 2);
     const bool some = first_channel + 2 * word < p.c;
-    weights[tap * At::kWeightPitch + word] = some ? packed[tap * (p.c / 2) + word] : 0;
+    weights[kernel_offset * At::kWeightPitch + word] =
+        some ? packed[kernel_offset * (p.c / 2) + word] : 0;
   }
   __syncthreads();
 
@@ -142,13 +144,13 @@ __global__ void __launch_bounds__(256, 3)
       }
     }
   }
-  float sums[2][At::kSide / 2][4];
+  float accumulators[2][At::kSide / 2][4];
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
 #pragma unroll
     for (int pair = 0; pair < At::kSide / 2; ++pair) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sums[c][pair][i] = bias[c];
+      for (int i = 0; i < 4; ++i) accumulators[c][pair][i] = bias[c];
     }
   }
   __syncthreads();
@@ -169,13 +171,13 @@ __global__ void __launch_bounds__(256, 3)
                                     r > 0 ? diagonal[c][r > 0 ? r - 1 : 0][0] : 0,
                                     r < Side ? diagonal[c][r < Side ? r : 0][1] : 0,
                                     r > 0 ? diagonal[c][r > 0 ? r - 1 : 0][1] : 0};
-        Format::mma16(sums[c][pair], a, columns);
+        Format::mma16(accumulators[c][pair], a, columns);
       }
     }
   }
   __syncthreads();
 
-  float (&all)[At::kSide * 4] = reinterpret_cast<float (&)[At::kSide * 4]>(sums);
+  float (&all)[At::kSide * 4] = reinterpret_cast<float (&)[At::kSide * 4]>(accumulators);
   apply<T>(d.activation, all);
   if (std::is_same_v<T, __half> && largest(all) >= 65520.0f) {
     bool past = false;
@@ -187,27 +189,27 @@ __global__ void __launch_bounds__(256, 3)
     }
     if (past) tell(d.overflow);
   }
-  // What is made, [tile][row][column][kPlacePitch], the words of eight channels rotated by t.
-  std::uint32_t* const made =
-      words + (2 * t * At::kSide * At::kSide + g) * At::kPlacePitch + warp / 4 * 4 + (warp + t) % 4;
+  // What is made, [tile][row][column][kPositionPitch], the words of eight channels rotated by t.
+  std::uint32_t* const made = words + (2 * t * At::kSide * At::kSide + g) * At::kPositionPitch +
+                              warp / 4 * 4 + (warp + t) % 4;
 #pragma unroll
   for (int pair = 0; pair < At::kSide / 2; ++pair) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float one = sums[0][pair][i], other = sums[1][pair][i];
-      const int place = i % 2 * At::kSide * At::kSide + (2 * pair + i / 2) * At::kSide;
-      made[place * At::kPlacePitch] = Format::pack(one, other);
+      const float one = accumulators[0][pair][i], other = accumulators[1][pair][i];
+      const int position = i % 2 * At::kSide * At::kSide + (2 * pair + i / 2) * At::kSide;
+      made[position * At::kPositionPitch] = Format::pack(one, other);
     }
   }
   __syncthreads();
 #pragma unroll
   for (int i = thread; i < At::kTiles * At::kSide * At::kSide * 2; i += At::kThreads) {
-    const int eight = i % 2, place = i / 2, tile = place / (At::kSide * At::kSide);
-    const int y = origin[tile][1] + place / At::kSide % At::kSide;
-    const int x = origin[tile][2] + place % At::kSide, image = origin[tile][0];
+    const int eight = i % 2, position = i / 2, tile = position / (At::kSide * At::kSide);
+    const int y = origin[tile][1] + position / At::kSide % At::kSide;
+    const int x = origin[tile][2] + position % At::kSide, image = origin[tile][0];
     const int c = first_channel + eight * 8, turn = tile / 2;
     if (image < 0 || y >= d.out_h || x >= d.out_w || c >= p.c) continue;
-    uint4 v = *reinterpret_cast<const uint4*>(words + place * At::kPlacePitch + eight * 4);
+    uint4 v = *reinterpret_cast<const uint4*>(words + position * At::kPositionPitch + eight * 4);
     if (turn & 1) v = {v.y, v.z, v.w, v.x};
     if (turn & 2) v = {v.z, v.w, v.x, v.y};
     const std::int64_t at = (static_cast<std::int64_t>(image) * d.out_h + y) * d.out_w + x;

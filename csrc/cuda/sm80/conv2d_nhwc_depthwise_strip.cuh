@@ -1,4 +1,4 @@
-// Depthwise convolutions of many places: a thread makes `Rows` rows of `Columns` columns, of
+// Depthwise convolutions of many positions: a thread makes `Rows` rows of `Columns` columns, of
 // `Width` neighbouring channels; neighbouring threads make neighbouring channels.
 //
 // A row of the image is read once and adds to all outputs whose windows it is in, of which
@@ -10,7 +10,7 @@
 
 namespace cnn_engine::cuda {
 
-constexpr int kRowsAhead = 2;
+constexpr int kPrefetchRows = 2;
 
 template <typename T, int Side, int Stride, int Columns, int Rows, int Width>
 __global__ void __launch_bounds__(kDepthwiseThreads)
@@ -19,9 +19,10 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
   using Raw = Neighbours<T, Width>;
   constexpr int kRead = (Columns - 1) * Stride + Side, kReadRows = (Rows - 1) * Stride + Side;
   let_successors_start();
-  const DepthwisePlace place(d, grid_thread());
-  if (place.image >= static_cast<unsigned>(p.n)) return wait_for_inputs();
-  const int c = place.group * Width, first = place.run * Columns, first_row = place.row * Rows;
+  const DepthwisePosition position(d, grid_thread());
+  if (position.image >= static_cast<unsigned>(p.n)) return wait_for_inputs();
+  const int c = position.group * Width, first = position.run * Columns,
+            first_row = position.row * Rows;
   const int top = first_row * Stride - p.pad_top, left = first * Stride - p.pad_left;
 
   float weight[Side * Side][Width];
@@ -31,39 +32,40 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
       d.bias != nullptr ? Channels<Width>::load(d.bias + c) : Channels<Width>::all(0.0f);
   wait_for_inputs();
 
-  const T* image = d.input + static_cast<std::int64_t>(place.image) * p.h * p.w * d.pitches.x + c;
+  const T* image =
+      d.input + static_cast<std::int64_t>(position.image) * p.h * p.w * d.pitches.x + c;
   const std::int64_t line = static_cast<std::int64_t>(p.w) * d.pitches.x;
   const int columns_out = d.out_w - first, rows_out = d.out_h - first_row;
-  // Places outside are read at the image's edge, and then taken as 0.
+  // Positions outside are read at the image's edge, and then taken as 0.
   int columns[kRead];
 #pragma unroll
   for (int s = 0; s < kRead; ++s) columns[s] = min(max(left + s, 0), p.w - 1) * d.pitches.x;
   const std::int64_t at =
-      (static_cast<std::int64_t>(place.image) * d.out_h + first_row) * d.out_w + first;
+      (static_cast<std::int64_t>(position.image) * d.out_h + first_row) * d.out_w + first;
   T* output = d.output + at * d.pitches.y + c;
 
   // A row is on its way while those before it are summed.
-  Raw read[kRowsAhead + 1][kRead];
+  Raw read[kPrefetchRows + 1][kRead];
   const auto ask = [&](int y) {
     const T* const from = image + min(max(top + y, 0), p.h - 1) * line;
 #pragma unroll
     for (int s = 0; s < kRead; ++s) {
-      read[y % (kRowsAhead + 1)][s] = *reinterpret_cast<const Raw*>(from + columns[s]);
+      read[y % (kPrefetchRows + 1)][s] = *reinterpret_cast<const Raw*>(from + columns[s]);
     }
   };
 #pragma unroll
-  for (int y = 0; y < kRowsAhead; ++y) ask(y);
+  for (int y = 0; y < kPrefetchRows; ++y) ask(y);
 
   float sum[Rows][Columns * Width];
 #pragma unroll
   for (int y = 0; y < kReadRows; ++y) {
-    if (y + kRowsAhead < kReadRows) ask(y + kRowsAhead);
+    if (y + kPrefetchRows < kReadRows) ask(y + kPrefetchRows);
     const bool row_inside = top + y >= 0 && top + y < p.h;
     float x[kRead][Width];
 #pragma unroll
     for (int s = 0; s < kRead; ++s) {
       const Raw some =
-          kept_if(row_inside && left + s >= 0 && left + s < p.w, read[y % (kRowsAhead + 1)][s]);
+          kept_if(row_inside && left + s >= 0 && left + s < p.w, read[y % (kPrefetchRows + 1)][s]);
 #pragma unroll
       for (int v = 0; v < Width; ++v) x[s][v] = widened(some.value[v]);
     }

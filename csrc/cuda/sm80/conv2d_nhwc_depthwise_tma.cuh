@@ -1,7 +1,7 @@
-// Depthwise convolutions of float32 in boxes: a block makes a box of places of 32 channels. The
+// Depthwise convolutions of float32 in boxes: a block makes a box of positions of 32 channels. The
 // copy engine brings all of the image that their windows read at once, zeros where it ends, so that
 // no thread waits for one load after another; a lane makes a channel, a warp `Rows` rows. With
-// Means a block adds up what it made: its part of the means over the image's places.
+// Means a block adds up what it made: its part of the means over the image's positions.
 #pragma once
 
 #include "cuda/sm80/conv2d_nhwc_depthwise.cuh"
@@ -64,9 +64,9 @@ __global__ void __launch_bounds__(DepthwiseBox<Side, Stride, Rows>::kThreads)
     init_mbarrier(here, 1);
     fence_mbarrier_init();
   }
-  const DepthwisePlace place(d, blockIdx.x);
-  const int first_channel = place.group * At::kChannels, c = first_channel + lane;
-  const int first_column = place.run * At::kColumns, first_row = place.row * At::kRows;
+  const DepthwisePosition position(d, blockIdx.x);
+  const int first_channel = position.group * At::kChannels, c = first_channel + lane;
+  const int first_column = position.run * At::kColumns, first_row = position.row * At::kRows;
   const int own = min(c, p.c - 1);  // lanes beyond the last channel store nothing
   float weight[Side * Side];
 #pragma unroll
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(DepthwiseBox<Side, Stride, Rows>::kThreads)
   if (threadIdx.x == 0) {
     expect_tx(here, sizeof(box));
     tma_load_box(shared_address(box), &images, first_channel, first_column * Stride - p.pad_left,
-                 first_row * Stride - p.pad_top, static_cast<int>(place.image), here);
+                 first_row * Stride - p.pad_top, static_cast<int>(position.image), here);
   }
   wait_mbarrier(here, 0);
 
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(DepthwiseBox<Side, Stride, Rows>::kThreads)
     const int row = first_row + warp * Rows + i;
     if (c >= p.c || row >= d.out_h) break;
     const std::int64_t at =
-        (static_cast<std::int64_t>(place.image) * d.out_h + row) * d.out_w + first_column;
+        (static_cast<std::int64_t>(position.image) * d.out_h + row) * d.out_w + first_column;
     float (&made)[At::kColumns] = sum[i];
 #pragma unroll
     for (int j = 0; j < At::kColumns; ++j) {

@@ -1,7 +1,7 @@
-// Depthwise convolutions of few places: a thread makes one output of `Width` neighbouring channels,
-// and has as many loads as registers allow under way at once, the weights before it waits for its
-// inputs, the window before its first product: what takes as long as a small batch is the way to
-// the second-level cache and back.
+// Depthwise convolutions of few positions: a thread makes one output of `Width` neighbouring
+// channels, and has as many loads as registers allow under way at once, the weights before it waits
+// for its inputs, the window before its first product: what takes as long as a small batch is the
+// way to the second-level cache and back.
 #pragma once
 
 #include "cuda/sm80/conv2d_nhwc_depthwise.cuh"
@@ -11,26 +11,26 @@ namespace cnn_engine::cuda {
 // Registers that the window of a thread, and its weights, may take.
 constexpr int kMostWindow = 100;
 
-// Ahead: all that does not depend on the image, weights as float32 and addresses, is made before
+// Prefetch: all that does not depend on the image, weights as float32 and addresses, is made before
 // the wait, at twice the registers. Side > 0: square kernels without dilation and with equal
 // strides of Stride. Side = 0: any kernel, stride and dilation.
-template <typename T, int Side, int Stride, int Width, bool Ahead>
+template <typename T, int Side, int Stride, int Width, bool Prefetch>
 __global__ void __launch_bounds__(kDepthwiseThreads)
     conv2d_nhwc_depthwise_kernel(const __grid_constant__ Depthwise<T> d,
                                  const __grid_constant__ Conv2dShape p) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-  if constexpr (Ahead) return;  // there is nothing to wait for: never launched
+  if constexpr (Prefetch) return;  // there is nothing to wait for: never launched
 #endif
   using Raw = Neighbours<T, Width>;
   constexpr int kWords = (Width * static_cast<int>(sizeof(T)) + 3) / 4;  // of a run
   constexpr bool kHoldsWeights = Side > 0 && Side * Side * kWords <= kMostWindow;
   constexpr int kRows = Side * Side * kWords <= kMostWindow ? Side : 1;  // read at once
   let_successors_start();
-  const DepthwisePlace place(d, grid_thread());
-  if (place.image >= static_cast<unsigned>(p.n)) return wait_for_inputs();
-  const int c = place.group * Width;
-  const int top = place.row * (Side > 0 ? Stride : p.stride_h) - p.pad_top;
-  const int left = place.run * (Side > 0 ? Stride : p.stride_w) - p.pad_left;
+  const DepthwisePosition position(d, grid_thread());
+  if (position.image >= static_cast<unsigned>(p.n)) return wait_for_inputs();
+  const int c = position.group * Width;
+  const int top = position.row * (Side > 0 ? Stride : p.stride_h) - p.pad_top;
+  const int left = position.run * (Side > 0 ? Stride : p.stride_w) - p.pad_left;
   const T* weight = d.packed + c;
   Raw held[kHoldsWeights ? Side * Side : 1];
   if constexpr (kHoldsWeights) {
@@ -50,11 +50,12 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
   do {
     wait_for_inputs();
 
-    const T* image = d.input + static_cast<std::int64_t>(place.image) * p.h * p.w * d.pitches.x + c;
+    const T* image =
+        d.input + static_cast<std::int64_t>(position.image) * p.h * p.w * d.pitches.x + c;
     float sum[Width] = {};
     if constexpr (Side > 0) {
-      // Places outside are read at the image's edge, and then taken as 0: a load that may be left
-      // out would wait for its own turn.
+      // Positions outside are read at the image's edge, and then taken as 0: a load that may be
+      // left out would wait for its own turn.
       int columns[Side];
 #pragma unroll
       for (int s = 0; s < Side; ++s) columns[s] = min(max(left + s, 0), p.w - 1) * d.pitches.x;
@@ -76,13 +77,13 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
           for (int s = 0; s < Side; ++s) {
             const bool inside = row_inside && left + s >= 0 && left + s < p.w;
             const Raw some = kept_if(inside, x[r][s]);
-            const int tap = (begin + r) * Side + s;
+            const int kernel_offset = (begin + r) * Side + s;
             float w[Width];
             if constexpr (kHoldsWeights) {
 #pragma unroll
-              for (int v = 0; v < Width; ++v) w[v] = widened(held[tap].value[v]);
+              for (int v = 0; v < Width; ++v) w[v] = widened(held[kernel_offset].value[v]);
             } else {
-              load_neighbours(weight + tap * p.c, w);
+              load_neighbours(weight + kernel_offset * p.c, w);
             }
 #pragma unroll
             for (int v = 0; v < Width; ++v) sum[v] = fmaf(widened(some.value[v]), w[v], sum[v]);
@@ -105,8 +106,8 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
       }
     }
 
-    const std::int64_t line = static_cast<std::int64_t>(place.image) * d.out_h + place.row;
-    const std::int64_t at = line * d.out_w + place.run;
+    const std::int64_t line = static_cast<std::int64_t>(position.image) * d.out_h + position.row;
+    const std::int64_t at = line * d.out_w + position.run;
 #pragma unroll
     for (int v = 0; v < Width; ++v) sum[v] += bias.value[v];
     if (d.residual != nullptr) {
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
     apply<T>(d.activation, sum);
     store_rounded(d.output + at * d.pitches.y + c, sum, largest(sum), d.overflow);
     // Gone through once, but what is computed before a loop stays before the wait.
-  } while (Ahead && --once > 0);
+  } while (Prefetch && --once > 0);
 }
 
 }  // namespace cnn_engine::cuda

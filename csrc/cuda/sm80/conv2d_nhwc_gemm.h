@@ -26,7 +26,7 @@ struct Gemm {
   int channels, filters;  // of a group
   int out_h, out_w;
   int x_pitch, y_pitch, residual_pitch;
-  int rows;           // places of the output
+  int rows;           // positions of the output
   int terms;          // of a sum
   int steps;          // ceil(terms / step_terms)
   int steps_a_block;  // of a cluster's part

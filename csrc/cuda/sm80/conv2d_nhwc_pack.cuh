@@ -21,15 +21,18 @@ __global__ void conv2d_nhwc_pack_kernel(const float* __restrict__ weight,  // [K
   const int blocks = (shape.group_filters() + 15) / 16;
   const int block = static_cast<int>(index / 32 / units % blocks);
   const int group = static_cast<int>(index / 32 / units / blocks);
-  const int taps = shape.r * shape.s;
+  const int kernel_offsets = shape.r * shape.s;
   float terms[2][4];
   for (int f = 0; f < 2; ++f) {
     const int filter = block * 16 + f * 8 + lane / 4;
     for (int i = 0; i < 4; ++i) {
-      const int term = unit * 16 + lane % 4 * 4 + i, c = term % channels, tap = term / channels;
-      const bool some = filter < shape.group_filters() && c < shape.group_channels() && tap < taps;
+      const int term = unit * 16 + lane % 4 * 4 + i, c = term % channels,
+                kernel_offset = term / channels;
+      const bool some = filter < shape.group_filters() && c < shape.group_channels() &&
+                        kernel_offset < kernel_offsets;
       const std::int64_t own = std::int64_t{group} * shape.group_filters() + filter;
-      terms[f][i] = some ? weight[(own * shape.group_channels() + c) * taps + tap] : 0.0f;
+      terms[f][i] =
+          some ? weight[(own * shape.group_channels() + c) * kernel_offsets + kernel_offset] : 0.0f;
     }
   }
   Operand::pack(packed + index * Operand::kLaneBytes, terms);

@@ -22,8 +22,8 @@ struct Terms {
   static constexpr int kUnits = kStepTerms / 16;
   static_assert(kStepTerms * sizeof(X) == 128);
 
-  // What is added, bit by bit, to a byte's place in a row of shared memory, so that the lanes that
-  // read at once, two rows of float32 or four of 16 bits, meet in no bank.
+  // What is added, bit by bit, to a byte's position in a row of shared memory, so that the lanes
+  // that read at once, two rows of float32 or four of 16 bits, meet in no bank.
   static __device__ int swizzle(int row) { return sizeof(X) == 4 ? row % 2 * 64 : row % 4 * 32; }
 };
 
@@ -190,7 +190,7 @@ struct Split : Wide<ElementType::float32> {
         : words{reinterpret_cast<const uint4*>(lane)[0], reinterpret_cast<const uint4*>(lane)[1],
                 reinterpret_cast<const uint4*>(lane)[2]} {}
   };
-  static __device__ void multiply_filters(float (&sums)[4], const A& a,
+  static __device__ void multiply_filters(float (&accumulators)[4], const A& a,
                                           const std::uint32_t (&b)[kParts][2]) {
     float large[4] = {}, small[4] = {};
     cuda::Bfloat16::mma16(small, a.words[2], b[0]);
@@ -203,10 +203,10 @@ struct Split : Wide<ElementType::float32> {
     cuda::Bfloat16::mma16(lost, a.words[0], b[0]);
 #pragma unroll
     for (int e = 0; e < 4; ++e) {  // of an infinity nothing is lost
-      sums[e] += small[e] + (fabsf(lost[e]) < INFINITY ? lost[e] : 0.0f);
+      accumulators[e] += small[e] + (fabsf(lost[e]) < INFINITY ? lost[e] : 0.0f);
     }
 #pragma unroll
-    for (int e = 0; e < 4; ++e) sums[e] += large[e];
+    for (int e = 0; e < 4; ++e) accumulators[e] += large[e];
   }
   static __device__ void multiply(float (&low)[4], float (&high)[4], const A& a, const B& b) {
     std::uint32_t first[kParts][2], second[kParts][2];

@@ -15,21 +15,21 @@ namespace {
 using namespace dense_layers;
 
 constexpr int kManyBlocks = 16, kFewBlocks = 4;  // of a cluster
-constexpr int kMostTiles = 7;     // of clusters of many blocks, beside those of the next launch
-constexpr int kLeastPlaces = 14;  // of a tile that might have more
+constexpr int kMostTiles = 7;      // of clusters of many blocks, beside those of the next launch
+constexpr int kMinPositions = 14;  // of a tile that might have more
 
 int divided(int count, int by) { return (count + by - 1) / by; }
 
 // Blocks of a cluster: as many as leave multiprocessors for all tiles of an image.
 int blocks_of(const Conv2dShape& shape) {
-  const int lines = std::max(kPlaces / shape.w, 1);
+  const int lines = std::max(kPositions / shape.w, 1);
   return divided(shape.h, lines) <= kMostTiles ? kManyBlocks : kFewBlocks;
 }
 
 // Rows of a tile: few, where all tiles have multiprocessors of their own even so.
 int lines_of(const Conv2dShape& shape) {
-  const int most = std::max(kPlaces / shape.w, 1);
-  for (int lines = divided(kLeastPlaces, shape.w); lines < most; ++lines) {
+  const int most = std::max(kPositions / shape.w, 1);
+  for (int lines = divided(kMinPositions, shape.w); lines < most; ++lines) {
     if (std::int64_t{shape.n} * divided(shape.h, lines) <= kMostTiles) return lines;
   }
   return most;
@@ -45,7 +45,7 @@ const char* why_not(const Conv2dShape& shape, int before, int filters) {
       shape.stride_h * shape.stride_w * shape.dilation_h * shape.dilation_w != 1) {
     return "a kernel of 3x3, one place apart and one beside the image";
   }
-  if (shape.w < 1 || shape.w > kPlaces || shape.h < 1 || shape.h > 4096) {
+  if (shape.w < 1 || shape.w > kPositions || shape.h < 1 || shape.h > 4096) {
     return "images of at most 32 columns and 4096 rows";
   }
   if (std::int64_t{shape.n} * shape.h * shape.w * kChannels > std::numeric_limits<int>::max() ||
@@ -73,7 +73,7 @@ struct Packing {
   explicit Packing(int before) {
     late = std::int64_t{(before - kLate) / kDepth} * kWarps * kEach;
     window = late + std::int64_t{kChannels / kDepth} * 4 * kEach;
-    end = window + std::int64_t{kChannels / kDepth} * kTaps * 2 * kEach;
+    end = window + std::int64_t{kChannels / kDepth} * kKernelOffsets * 2 * kEach;
   }
 };
 
@@ -101,9 +101,9 @@ __global__ void dense_layer_pack_kernel(const float* __restrict__ first,  // [32
     weight = next[std::int64_t{filter} * all + before - kLate + which % 4 * kDepth + column];
   } else {
     const int which = static_cast<int>((index - window) / Packing::kEach);
-    const int filter = which % 2 * kDepth + row, tap = which / 2 % kTaps;
-    const int channel = which / 2 / kTaps * kDepth + column;
-    weight = first[(filter * kChannels + channel) * kTaps + tap];
+    const int filter = which % 2 * kDepth + row, kernel_offset = which / 2 % kKernelOffsets;
+    const int channel = which / 2 / kKernelOffsets * kDepth + column;
+    weight = first[(filter * kChannels + channel) * kKernelOffsets + kernel_offset];
   }
   packed[index] = narrowed<T>(weight);
 }

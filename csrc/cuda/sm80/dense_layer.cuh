@@ -1,11 +1,12 @@
 // The kernel of dense_layer: a convolution of 3x3 and the next layer's of 1x1 over clusters.
 //
-// A cluster makes a tile of whole rows of an image, up to 32 places. Nearly all that the 1x1
+// A cluster makes a tile of whole rows of an image, up to 32 positions. Nearly all that the 1x1
 // convolution reads was made layers ago. So before it waits for the kernel before, a block
 // multiplies its share of those channels, and the blocks send each other their sums: each finishes
-// some places. Behind the wait a block has 16 or 32 of the 3x3 convolution's channels (and of 16
-// blocks half of the taps); these sums go to the blocks that finish their places, too. The 64 terms
-// that are left there are the layer's before and this one's, so nothing is sent a third time.
+// some positions. Behind the wait a block has 16 or 32 of the 3x3 convolution's channels (and of 16
+// blocks half of the kernel offsets); these sums go to the blocks that finish their positions, too.
+// The 64 terms that are left there are the layer's before and this one's, so nothing is sent a
+// third time.
 #pragma once
 
 #include <cstdint>
@@ -24,12 +25,12 @@ constexpr int kBlocksOfMultiprocessor = 2;            // that have registers
 constexpr int kChannels = 128;  // that the 3x3 convolution reads, and filters of the 1x1 one
 constexpr int kGrowth = 32;     // filters of the 3x3 convolution
 constexpr int kLate = 32;       // channels of the layer before, which are read behind the wait
-constexpr int kPlaces = 32;     // of a tile, at most
-constexpr int kTaps = 9, kDepth = 16, kEight = 8;
+constexpr int kPositions = 32;  // of a tile, at most
+constexpr int kKernelOffsets = 9, kDepth = 16, kEight = 8;
 constexpr int kMostSteps = 8;  // of kDepth channels, of a block before the wait
 constexpr int kOperand = 8;    // numbers of a lane's operand of 16 x 16 terms
-// Places of the rows and columns that a tile reaches, at most: of one row, or of one column.
-constexpr int kReached = 3 * (kPlaces + 2);
+// Positions of the rows and columns that a tile reaches, at most: of one row, or of one column.
+constexpr int kReached = 3 * (kPositions + 2);
 
 struct DenseLayer {
   const float *first_bias, *next_bias, *scale, *shift;
@@ -46,34 +47,35 @@ struct DenseLayer {
 // What one of so many blocks of a cluster does.
 template <int Blocks>
 struct Share {
-  static constexpr int kUnits = 16 / Blocks;                    // pairs of places that it finishes
-  static constexpr int kGroups = Blocks > 8 ? 1 : 8 / Blocks;   // of kDepth channels of e
-  static constexpr int kSharing = Blocks > 8 ? Blocks / 8 : 1;  // blocks that share their taps
-  static constexpr int kOwnTaps = (kTaps + kSharing - 1) / kSharing;
-  static constexpr int kSteps = kGroups * kOwnTaps;
-  static constexpr int kPieces = kGroups * 2;            // of kPiece bytes, of a place of e
+  static constexpr int kUnits = 16 / Blocks;  // pairs of positions that it finishes
+  static constexpr int kGroups = Blocks > 8 ? 1 : 8 / Blocks;  // of kDepth channels of e
+  static constexpr int kSharing =
+      Blocks > 8 ? Blocks / 8 : 1;  // blocks that share their kernel offsets
+  static constexpr int kOwnKernelOffsets = (kKernelOffsets + kSharing - 1) / kSharing;
+  static constexpr int kSteps = kGroups * kOwnKernelOffsets;
+  static constexpr int kPieces = kGroups * 2;            // of kPiece bytes, of a position of e
   static constexpr int kPitch = (kPieces | 1) * kPiece;  // in banks apart
-  static constexpr int kPair = 2 * kGrowth;              // numbers of a pair of places
+  static constexpr int kPair = 2 * kGrowth;              // numbers of a pair of positions
   // Whether weights are in shared memory, where registers have no room for them.
-  static constexpr bool kKept = kSteps > kTaps;
+  static constexpr bool kKept = kSteps > kKernelOffsets;
   static constexpr int kWindow = kSteps * 2 * kWarpThreads;  // operands
 };
 
-// Numbers of a pair of places and of two filters, eight apart: what a lane has of a product.
+// Numbers of a pair of positions and of two filters, eight apart: what a lane has of a product.
 using Four = float4;
 
 template <typename T, int Blocks>
 struct alignas(16) Memory {
   using Own = Share<Blocks>;
   static constexpr int kPitch = kMostSteps * kDepth + 8, kLatePitch = kLate + kGrowth + 8;
-  T first[kPlaces][kPitch];                       // known channels as they are multiplied
-  Four known[Blocks][kWarps][8 * Own::kUnits];    // each block's sums of them, of own places
-  char reached[kReached * Own::kPitch];           // of e
-  float sums[Blocks * Own::kUnits * Own::kPair];  // of the 3x3 convolution, of each block
-  uint4 window[Own::kKept ? Own::kWindow : 1];    // its weights
+  T first[kPositions][kPitch];                  // known channels as they are multiplied
+  Four known[Blocks][kWarps][8 * Own::kUnits];  // each block's sums of them, of own positions
+  char reached[kReached * Own::kPitch];         // of e
+  float accumulators[Blocks * Own::kUnits * Own::kPair];  // of the 3x3 convolution, of each block
+  uint4 window[Own::kKept ? Own::kWindow : 1];            // its weights
   T made[2 * Own::kUnits][kGrowth], late[kEight][kLatePitch];  // as stored; as multiplied
   float scale[kLate + kGrowth], shift[kLate + kGrowth];        // of these
-  std::uint64_t known_are_here, sums_are_here;
+  std::uint64_t known_are_here, accumulators_are_here;
 };
 
 template <typename T>
@@ -156,7 +158,7 @@ __global__ void __launch_bounds__(kAllThreads, kBlocksOfMultiprocessor)
     dense_layer_kernel(const T* x, const T* e,
                        const uint4* __restrict__ first_weights,  // [step][warp][lane]
                        const uint4* __restrict__ late_weights,   // [warp][step][lane]
-                       const uint4* __restrict__ window,         // [group][tap][half][lane]
+                       const uint4* __restrict__ window,  // [group][kernel offset][half][lane]
                        const __grid_constant__ DenseLayer p) {
   using Own = Share<Blocks>;
   using Format = FormatOf<T>;
@@ -167,17 +169,17 @@ __global__ void __launch_bounds__(kAllThreads, kBlocksOfMultiprocessor)
   const int lane = thread % kWarpThreads;
   const int rank = static_cast<int>(cluster_rank());
   const int image = static_cast<int>(blockIdx.y), line = static_cast<int>(blockIdx.x) * p.lines;
-  const int places = min(p.lines, p.h - line) * p.w;  // that there are
-  const int first_place = rank * 2 * kUnits;          // that this block finishes
+  const int positions = min(p.lines, p.h - line) * p.w;  // that there are
+  const int first_position = rank * 2 * kUnits;          // that this block finishes
   const std::int64_t begin = (std::int64_t{image} * p.h + line) * p.w;
   const std::uint32_t known_are_here = shared_address(&memory.known_are_here),
-                      sums_are_here = shared_address(&memory.sums_are_here);
+                      accumulators_are_here = shared_address(&memory.accumulators_are_here);
   if (thread == 0) {
-    const int pairs = min(max((places - first_place + 1) / 2, 0), kUnits);
+    const int pairs = min(max((positions - first_position + 1) / 2, 0), kUnits);
     init_barrier(known_are_here);
-    init_barrier(sums_are_here);
+    init_barrier(accumulators_are_here);
     expect_tx(known_are_here, pairs * (sizeof(memory.known) / kUnits));
-    expect_tx(sums_are_here, pairs * (sizeof(memory.sums) / kUnits));
+    expect_tx(accumulators_are_here, pairs * (sizeof(memory.accumulators) / kUnits));
   }
   __syncwarp();
   arrive_at_cluster_barrier_relaxed();
@@ -192,8 +194,8 @@ __global__ void __launch_bounds__(kAllThreads, kBlocksOfMultiprocessor)
   const int from = rank * p.steps / Blocks, own = (rank + 1) * p.steps / Blocks - from;
   const int late = p.steps * kDepth;  // the first channel of the layer before
   if (!p.ahead) wait_for_inputs();
-  constexpr int kRow = kMostSteps * 2, kRows = kThreads / kRow;  // pieces of a place; places
-  constexpr int kReads = kPlaces / kRows;
+  constexpr int kRow = kMostSteps * 2, kRows = kThreads / kRow;  // pieces of a position; positions
+  constexpr int kReads = kPositions / kRows;
   const int piece = thread % kRow;
   uint4 read[kReads], weights[kMostSteps];
   float scale[8], shift[8];
@@ -201,8 +203,8 @@ __global__ void __launch_bounds__(kAllThreads, kBlocksOfMultiprocessor)
     const int column = from * kDepth + min(piece, max(2 * own - 1, 0)) * kEight;
 #pragma unroll
     for (int i = 0; i < kReads; ++i) {
-      const int place = min(thread / kRow + i * kRows, places - 1);
-      read[i] = load_piece(x + (begin + place) * p.x_pitch + column);
+      const int position = min(thread / kRow + i * kRows, positions - 1);
+      read[i] = load_piece(x + (begin + position) * p.x_pitch + column);
     }
     ask_for_eight(p.scale + column, scale);
     ask_for_eight(p.shift + column, shift);
@@ -214,16 +216,16 @@ __global__ void __launch_bounds__(kAllThreads, kBlocksOfMultiprocessor)
   }
 
   // ---- meanwhile, what is needed behind the wait ----
-  const int half = warp / 4, eighth = warp % 4;           // of the 3x3's filters; of its places
+  const int half = warp / 4, eighth = warp % 4;           // of the 3x3's filters; of its positions
   const int group = rank / Own::kSharing * Own::kGroups;  // of its channels
-  const int tap = rank % Own::kSharing * Own::kOwnTaps;
-  // A lane has two filters of the 1x1 convolution, of a pair of places.
+  const int kernel_offset = rank % Own::kSharing * Own::kOwnKernelOffsets;
+  // A lane has two filters of the 1x1 convolution, of a pair of positions.
   const int filter = warp * 16 + lane / 4;
-  // A thread adds up a number of the 3x3's: that of a filter, of a place.
+  // A thread adds up a number of the 3x3's: that of a filter, of a position.
   const bool adds = thread < kUnits * Own::kPair;
   const int made_at = thread / Own::kPair % kUnits * 2 + thread % 2;
   const int made_filter = thread / 32 % 2 * 16 + thread / 4 % 8 + thread / 2 % 2 * 8;
-  // Places of e that a thread copies pieces of, in numbers from its beginning.
+  // Positions of e that a thread copies pieces of, in numbers from its beginning.
   constexpr int kAtOnce = kThreads / Own::kPieces;
   constexpr int kCopies = (kReached + kAtOnce - 1) / kAtOnce;
   const int wide = p.w + 2;
@@ -235,28 +237,28 @@ __global__ void __launch_bounds__(kAllThreads, kBlocksOfMultiprocessor)
     const int h = line + down - 1, w = at - down * wide - 1;
     copied[i] = at < (p.lines + 2) * wide;
     there[i] = copied[i] && h >= 0 && h < p.h && w >= 0 && w < p.w;
-    const int place = there[i] ? (image * p.h + h) * p.w + w : 0;
-    reached[i] = place * kChannels + group * kDepth + thread % Own::kPieces * kEight;
+    const int position = there[i] ? (image * p.h + h) * p.w + w : 0;
+    reached[i] = position * kChannels + group * kDepth + thread % Own::kPieces * kEight;
   }
   // Where a lane's rows of tiles of e begin, two steps at once.
   std::uint32_t tiles[(Own::kSteps + 1) / 2];
   {
-    const int place = eighth * kEight + lane % 8, down = quotient(place, p.w_factor);
-    const int first = down < p.lines ? down * wide + place - down * p.w : 0;
+    const int position = eighth * kEight + lane % 8, down = quotient(position, p.w_factor);
+    const int first = down < p.lines ? down * wide + position - down * p.w : 0;
 #pragma unroll
     for (int s = 0; s < Own::kSteps; s += 2) {
       const int step = min(s + lane / 16, Own::kSteps - 1);
-      const int of = min(tap + step % Own::kOwnTaps, kTaps - 1);
+      const int of = min(kernel_offset + step % Own::kOwnKernelOffsets, kKernelOffsets - 1);
       const int at = first + of / 3 * wide + of % 3;
       tiles[s / 2] = shared_address(memory.reached) + at * Own::kPitch +
-                     step / Own::kOwnTaps * (2 * kPiece) + lane / 8 % 2 * kPiece;
+                     step / Own::kOwnKernelOffsets * (2 * kPiece) + lane / 8 % 2 * kPiece;
     }
   }
   // The last warp reads the layer before.
   constexpr int kLatePieces = kLate / kEight;
-  const int late_place = lane / kLatePieces, late_piece = lane % kLatePieces * kEight;
-  const bool reads_late =
-      warp == kWarps - 1 && late_place < 2 * kUnits && first_place + late_place < places;
+  const int late_position = lane / kLatePieces, late_piece = lane % kLatePieces * kEight;
+  const bool reads_late = warp == kWarps - 1 && late_position < 2 * kUnits &&
+                          first_position + late_position < positions;
   constexpr int kLateFours = (kLate + kGrowth) / 4;
   if (thread < 2 * kLateFours) {
     const int at = thread % kLateFours * 4;
@@ -267,24 +269,24 @@ __global__ void __launch_bounds__(kAllThreads, kBlocksOfMultiprocessor)
   commit_copies();
   if constexpr (Own::kKept) {
     for (int i = thread; i < Own::kWindow; i += kThreads) {
-      copy_piece(&memory.window[i], window + group * kTaps * 2 * kWarpThreads + i);
+      copy_piece(&memory.window[i], window + group * kKernelOffsets * 2 * kWarpThreads + i);
     }
     commit_copies();
   }
 
-  // ---- the known channels' sums, each to the block that finishes its place ----
+  // ---- the known channels' sums, each to the block that finishes its position ----
   PastRange<T> prepared_range;
 #pragma unroll
   for (int i = 0; i < kReads; ++i) {
     store_prepared(prepared_range, &memory.first[thread / kRow + i * kRows][piece * kEight],
                    read[i], scale, shift, p.floor);
   }
-  uint4 taps[Own::kSteps];
+  uint4 kernel_offsets[Own::kSteps];
 #pragma unroll
   for (int s = 0; s < Own::kSteps && !Own::kKept; ++s) {
-    const int of = tap + s % Own::kOwnTaps;
-    const int at = ((group + s / Own::kOwnTaps) * kTaps + of) * 2 + half;
-    taps[s] = ask_for(window + at * kWarpThreads + lane, of < kTaps);
+    const int of = kernel_offset + s % Own::kOwnKernelOffsets;
+    const int at = ((group + s / Own::kOwnKernelOffsets) * kKernelOffsets + of) * 2 + half;
+    kernel_offsets[s] = ask_for(window + at * kWarpThreads + lane, of < kKernelOffsets);
   }
   wait_for_copies<Own::kKept ? 1 : 0>();
   named_barrier<kThreads>(1);
@@ -293,20 +295,20 @@ __global__ void __launch_bounds__(kAllThreads, kBlocksOfMultiprocessor)
     const std::uint32_t rows =
         shared_address(&memory.first[lane / 16 * 8 + lane % 8][lane / 8 % 2 * 8]);
     constexpr int kHalf = 16 * sizeof(memory.first[0]);
-    const bool both_halves = places > 16;
-    float sums[4][4] = {};
+    const bool both_halves = positions > 16;
+    float accumulators[4][4] = {};
 #pragma unroll
     for (int i = 0; i < kMostSteps; ++i) {
       if (i >= own) continue;
       const std::uint32_t a[4] = {weights[i].x, weights[i].y, weights[i].z, weights[i].w};
       std::uint32_t b[4];
       load_tiles(b, rows + i * kDepth * sizeof(T));
-      Format::mma16(sums[0], a, b);
-      Format::mma16(sums[1], a, b + 2);
+      Format::mma16(accumulators[0], a, b);
+      Format::mma16(accumulators[1], a, b + 2);
       if (both_halves) {
         load_tiles(b, rows + kHalf + i * kDepth * sizeof(T));
-        Format::mma16(sums[2], a, b);
-        Format::mma16(sums[3], a, b + 2);
+        Format::mma16(accumulators[2], a, b);
+        Format::mma16(accumulators[3], a, b + 2);
       }
     }
     wait_at_cluster_barrier();  // all blocks can be sent to
@@ -314,10 +316,10 @@ __global__ void __launch_bounds__(kAllThreads, kBlocksOfMultiprocessor)
     for (int j = 0; j < 4; ++j) {
       const int pair = j * 4 + lane % 4, owner = pair / kUnits;
       const Four* const slot = &memory.known[rank][warp][lane / 4 * kUnits + pair % kUnits];
-      if (2 * pair < places) {
-        send_cluster(cluster_address(shared_address(slot), owner),
-                     cluster_address(known_are_here, owner), sums[j][0], sums[j][1], sums[j][2],
-                     sums[j][3]);
+      if (2 * pair < positions) {
+        store_cluster_async(cluster_address(shared_address(slot), owner),
+                            cluster_address(known_are_here, owner), accumulators[j][0],
+                            accumulators[j][1], accumulators[j][2], accumulators[j][3]);
       }
     }
   }
@@ -348,17 +350,17 @@ __global__ void __launch_bounds__(kAllThreads, kBlocksOfMultiprocessor)
   commit_copies();
   if (reads_late) {
     const uint4 piece =
-        load_piece(x + (begin + first_place + late_place) * p.x_pitch + late + late_piece);
+        load_piece(x + (begin + first_position + late_position) * p.x_pitch + late + late_piece);
     float scale[8], shift[8];
     load_neighbours(memory.scale + late_piece, scale);
     load_neighbours(memory.shift + late_piece, shift);
-    store_prepared(prepared_range, &memory.late[late_place][late_piece], piece, scale, shift,
+    store_prepared(prepared_range, &memory.late[late_position][late_piece], piece, scale, shift,
                    p.floor);
   }
   wait_for_copies<0>();
   named_barrier<kThreads>(1);
   {
-    float sums[2][4] = {};
+    float accumulators[2][4] = {};
 #pragma unroll
     for (int s = 0; s < Own::kSteps; s += 2) {
       std::uint32_t b[4];
@@ -369,18 +371,20 @@ __global__ void __launch_bounds__(kAllThreads, kBlocksOfMultiprocessor)
         if constexpr (Own::kKept) {
           of = memory.window[((s + i) * 2 + half) * kWarpThreads + lane];
         } else {
-          of = taps[s + i];
+          of = kernel_offsets[s + i];
         }
         const std::uint32_t a[4] = {of.x, of.y, of.z, of.w};
-        Format::mma16(sums[i], a, b + 2 * i);
+        Format::mma16(accumulators[i], a, b + 2 * i);
       }
     }
     const int pair = eighth * 4 + lane % 4, owner = pair / kUnits;
     const int slot = (rank * kUnits + pair % kUnits) * 16 + half * 8 + lane / 4;
-    if (2 * pair < places) {
-      send_cluster(cluster_address(shared_address(memory.sums + slot * 4), owner),
-                   cluster_address(sums_are_here, owner), sums[0][0] + sums[1][0],
-                   sums[0][1] + sums[1][1], sums[0][2] + sums[1][2], sums[0][3] + sums[1][3]);
+    if (2 * pair < positions) {
+      store_cluster_async(
+          cluster_address(shared_address(memory.accumulators + slot * 4), owner),
+          cluster_address(accumulators_are_here, owner), accumulators[0][0] + accumulators[1][0],
+          accumulators[0][1] + accumulators[1][1], accumulators[0][2] + accumulators[1][2],
+          accumulators[0][3] + accumulators[1][3]);
     }
   }
 
@@ -411,13 +415,13 @@ __global__ void __launch_bounds__(kAllThreads, kBlocksOfMultiprocessor)
   multiply(0);
   bool past = false;
   if (adds) {
-    wait_for_cluster_bytes(sums_are_here);
+    wait_for_cluster_bytes(accumulators_are_here);
     const float scale = memory.scale[kLate + made_filter],
                 shift = memory.shift[kLate + made_filter];
     float sum = 0.0f;
 #pragma unroll
     for (int block = 0; block < Blocks; ++block) {
-      sum += memory.sums[block * kUnits * Own::kPair + thread];
+      sum += memory.accumulators[block * kUnits * Own::kPair + thread];
     }
     sum = clamp(sum + first_bias, p.inner_low, p.inner_high);
     const T y = narrowed<T>(sum);
@@ -425,12 +429,12 @@ __global__ void __launch_bounds__(kAllThreads, kBlocksOfMultiprocessor)
     const float next = prepared(widened(y), scale, shift, p.floor);
     memory.late[made_at][kLate + made_filter] = narrowed<T>(next);
     past |= std::is_same_v<T, __half> && (is_past_float16(sum) || is_past_float16(next)) &&
-            first_place + made_at < places;
+            first_position + made_at < positions;
   }
   named_barrier<kThreads>(1);
   multiply(2);
 
-  // ---- z: a lane has two neighbouring filters of one place, twice ----
+  // ---- z: a lane has two neighbouring filters of one position, twice ----
   const bool odd = lane / 4 % 2 == 1;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -441,17 +445,17 @@ __global__ void __launch_bounds__(kAllThreads, kBlocksOfMultiprocessor)
     }
     const float got = __shfl_xor_sync(kFullMask, odd ? two[0] : two[1], 4);
     (odd ? two[0] : two[1]) = got;
-    const int place = first_place + lane % 4 * 2 + odd;
-    if (lane % 4 >= kUnits || place >= places) continue;
-    *reinterpret_cast<std::uint32_t*>(static_cast<T*>(p.z) + (begin + place) * p.z_pitch + filter -
-                                      odd + 8 * i) = Format::pack(two[0], two[1]);
+    const int position = first_position + lane % 4 * 2 + odd;
+    if (lane % 4 >= kUnits || position >= positions) continue;
+    *reinterpret_cast<std::uint32_t*>(static_cast<T*>(p.z) + (begin + position) * p.z_pitch +
+                                      filter - odd + 8 * i) = Format::pack(two[0], two[1]);
     past |= some_past<T>(two);
   }
   constexpr int kStored = 2 * kUnits * (kGrowth / kEight);  // pieces of y
   const int stored_at = thread / (kGrowth / kEight), column = thread % (kGrowth / kEight) * kEight;
-  if (thread < kStored && first_place + stored_at < places) {
-    *reinterpret_cast<uint4*>(static_cast<T*>(p.y) + (begin + first_place + stored_at) * p.y_pitch +
-                              column) =
+  if (thread < kStored && first_position + stored_at < positions) {
+    *reinterpret_cast<uint4*>(static_cast<T*>(p.y) +
+                              (begin + first_position + stored_at) * p.y_pitch + column) =
         *reinterpret_cast<const uint4*>(&memory.made[stored_at][column]);
   }
   if (past || prepared_range.found()) tell(p.overflow);

@@ -1,7 +1,7 @@
-// depthwise_norm on CUDA: boxes of places as conv2d_nhwc_depthwise_box.cuh makes them, by clusters
-// whose blocks have the same places and parts of the channels. Of each place they tell each other
-// the mean of 32 channels and the sum of the squares about it: what was a kernel, that read all
-// outputs again, is one exchange.
+// depthwise_norm on CUDA: boxes of positions as conv2d_nhwc_depthwise_box.cuh makes them, by
+// clusters whose blocks have the same positions and parts of the channels. Of each position they
+// tell each other the mean of 32 channels and the sum of the squares about it: what was a kernel,
+// that read all outputs again, is one exchange.
 #include "cuda/sm80/cluster.cuh"
 #include "cuda/sm80/conv2d_nhwc_depthwise_tma.cuh"
 #include "cuda/sm80/mma.cuh"
@@ -41,14 +41,14 @@ struct NormBox : DepthwiseBox<kSide, 1, Rows> {
   using Base = DepthwiseBox<kSide, 1, Rows>;
   using Line = T[Base::kReadColumns][kOfPart];
   static constexpr int kAllThreads = Base::kThreads * Parts;
-  static constexpr int kPlaces = Base::kRows * kBoxSide, kWarpPlaces = Rows * kBoxSide;
+  static constexpr int kPositions = Base::kRows * kBoxSide, kWarpPositions = Rows * kBoxSide;
   static constexpr int kBoxBytes = Base::kReadRows * sizeof(Line);
   static constexpr int kBoxPitch = (kBoxBytes + 127) / 128 * 128;
   // Numbers that lanes add up at once, and lanes that then have the same sum.
-  static constexpr int kSums = Rows == 1 ? 8 : 16, kAlike = 32 / kSums;
-  static constexpr int kBarriers = Parts * kBoxPitch, kTold = kBarriers + 16;
-  static constexpr int bytes(int parts) { return kTold + parts * kPlaces * 8; }
-  static_assert(kWarpPlaces <= kSums);
+  static constexpr int kSums = Rows == 1 ? 8 : 16, kSame = 32 / kSums;
+  static constexpr int kBarriers = Parts * kBoxPitch, kFullBarrier = kBarriers + 16;
+  static constexpr int bytes(int parts) { return kFullBarrier + parts * kPositions * 8; }
+  static_assert(kWarpPositions <= kSums);
 };
 
 // The sum over a warp of number lane / (32 / n) of each lane's n, in the same order for all.
@@ -78,15 +78,15 @@ __global__ void __launch_bounds__(NormBox<T, Rows, Parts>::kAllThreads)
   using At = NormBox<T, Rows, Parts>;
   extern __shared__ __align__(128) char memory[];
   const std::uint32_t shared = shared_address(memory), here = shared + At::kBarriers,
-                      told = here + 8;
+                      full_barrier = here + 8;
   let_successors_start();
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const int rank = static_cast<int>(cluster_rank()), blocks = gridDim.z, parts = blocks * Parts;
   if (thread == 0) {
     prefetch_tensor_map(&images);
     init_mbarrier(here, 1);
-    init_mbarrier(told, 1);
-    expect_tx(told, parts * At::kPlaces * 8);
+    init_mbarrier(full_barrier, 1);
+    expect_tx(full_barrier, parts * At::kPositions * 8);
     fence_mbarrier_init();
   }
   __syncwarp();
@@ -118,50 +118,52 @@ __global__ void __launch_bounds__(NormBox<T, Rows, Parts>::kAllThreads)
       reinterpret_cast<const typename At::Line*>(memory + own_part * At::kBoxPitch);
   sum_windows<kSide, 1>(box, own_row, lane, weight, sum);
 
-  // Lane l has the means and squares of the warp's place l / kAlike.
+  // Lane l has the means and squares of the warp's position l / kSame.
   float value[At::kSums] = {};
 #pragma unroll
-  for (int i = 0; i < At::kWarpPlaces; ++i) {
+  for (int i = 0; i < At::kWarpPositions; ++i) {
     value[i] = sum[i / kBoxSide][i % kBoxSide] + bias;
   }
   const float own_mean = sum_of_lanes(value) * (1.0f / kOfPart);
   float squares[At::kSums] = {};
 #pragma unroll
-  for (int i = 0; i < At::kWarpPlaces; ++i) {
-    const float apart = value[i] - __shfl_sync(kFullMask, own_mean, i * At::kAlike);
+  for (int i = 0; i < At::kWarpPositions; ++i) {
+    const float apart = value[i] - __shfl_sync(kFullMask, own_mean, i * At::kSame);
     squares[i] = apart * apart;
   }
   const float own_squares = sum_of_lanes(squares);
-  const int own = min(lane / At::kAlike, At::kWarpPlaces - 1);
-  const int place = own_row * kBoxSide + own, turn = lane % At::kAlike;
+  const int own = min(lane / At::kSame, At::kWarpPositions - 1);
+  const int position = own_row * kBoxSide + own, turn = lane % At::kSame;
   wait_at_cluster_barrier();  // others have made their barriers
-  if (lane / At::kAlike < At::kWarpPlaces) {
-    const std::uint32_t slot = shared + At::kTold + (part * At::kPlaces + place) * 8;
-    for (int i = turn; i < blocks; i += At::kAlike) {
+  if (lane / At::kSame < At::kWarpPositions) {
+    const std::uint32_t slot = shared + At::kFullBarrier + (part * At::kPositions + position) * 8;
+    for (int i = turn; i < blocks; i += At::kSame) {
       const int to = i + rank < blocks ? i + rank : i + rank - blocks;
-      send_cluster(cluster_address(slot, to), cluster_address(told, to), own_mean, own_squares);
+      store_cluster_async(cluster_address(slot, to), cluster_address(full_barrier, to), own_mean,
+                          own_squares);
     }
   }
-  wait_mbarrier_cluster(told, 0);
+  wait_mbarrier_cluster(full_barrier, 0);
 
-  const float2* const of_parts = reinterpret_cast<const float2*>(memory + At::kTold) + place;
-  const auto of_alike = [](float value) {
-    return sum_of_lanes<1, At::kAlike / 2>({value});
+  const float2* const of_parts =
+      reinterpret_cast<const float2*>(memory + At::kFullBarrier) + position;
+  const auto of_same = [](float value) {
+    return sum_of_lanes<1, At::kSame / 2>({value});
   };
   float mean = 0.0f, all_squares = 0.0f;
-  for (int i = turn; i < parts; i += At::kAlike) mean += of_parts[i * At::kPlaces].x;
-  mean = of_alike(mean) * d.of_part;
-  for (int i = turn; i < parts; i += At::kAlike) {
-    const float2 one = of_parts[i * At::kPlaces];
+  for (int i = turn; i < parts; i += At::kSame) mean += of_parts[i * At::kPositions].x;
+  mean = of_same(mean) * d.of_part;
+  for (int i = turn; i < parts; i += At::kSame) {
+    const float2 one = of_parts[i * At::kPositions];
     const float apart = one.x - mean;
     all_squares += fmaf(kOfPart * apart, apart, one.y);
   }
-  const float factor = __frsqrt_rn(fmaf(of_alike(all_squares), d.of_channel, d.epsilon));
+  const float factor = __frsqrt_rn(fmaf(of_same(all_squares), d.of_channel, d.epsilon));
 
 #pragma unroll
-  for (int i = 0; i < At::kWarpPlaces; ++i) {
-    const float less = __shfl_sync(kFullMask, mean, i * At::kAlike),
-                times = __shfl_sync(kFullMask, factor, i * At::kAlike);
+  for (int i = 0; i < At::kWarpPositions; ++i) {
+    const float less = __shfl_sync(kFullMask, mean, i * At::kSame),
+                times = __shfl_sync(kFullMask, factor, i * At::kSame);
     const int row = first_row + own_row + i / kBoxSide, column = first_column + i % kBoxSide;
     if (row >= d.out_h || column >= d.out_w) continue;
     const std::int64_t at = (static_cast<std::int64_t>(image) * d.out_h + row) * d.out_w + column;

@@ -52,14 +52,14 @@ __device__ inline void apply_known(const Activation& function, float (&value)[n]
 // Calls body(a constant of KnownActivation): what both functions are, or any.
 template <typename Body>
 void with_known_activations(const Activation& inner, const Activation& outer, const Body& body) {
-  const KnownActivation ends = known_activation_of(inner) == known_activation_of(outer)
-                                   ? known_activation_of(inner)
-                                   : KnownActivation::any;
-  if (ends == KnownActivation::clamps)
+  const KnownActivation known = known_activation_of(inner) == known_activation_of(outer)
+                                    ? known_activation_of(inner)
+                                    : KnownActivation::any;
+  if (known == KnownActivation::clamps)
     return body(std::integral_constant<KnownActivation, KnownActivation::clamps>{});
-  if (ends == KnownActivation::hard_swish)
+  if (known == KnownActivation::hard_swish)
     return body(std::integral_constant<KnownActivation, KnownActivation::hard_swish>{});
-  if (ends == KnownActivation::swish)
+  if (known == KnownActivation::swish)
     return body(std::integral_constant<KnownActivation, KnownActivation::swish>{});
   body(std::integral_constant<KnownActivation, KnownActivation::any>{});
 }

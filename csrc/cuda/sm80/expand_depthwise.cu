@@ -22,7 +22,7 @@ constexpr int kThreads = 512, kWarps = kThreads / kWarpThreads;
 constexpr int kChannels = kWarps;       // of a block, which a product has as rows
 constexpr int kColumns = 16;            // of a product: of an image's rows
 constexpr int kMostRows = 8;            // of a block's results: what a product has as columns
-constexpr int kMostTaps = 5;            // rows of a kernel
+constexpr int kMaxKernelOffsets = 5;    // rows of a kernel
 constexpr int kResult = kChannels + 2;  // channels of a result in shared memory: banks apart
 constexpr int kMostBytes = 100 * 1024;  // of shared memory: two blocks find room
 
@@ -39,13 +39,13 @@ struct Expansion {
   int h, w, out_h, out_w;
   int r, s, stride_h, stride_w, pad_top, pad_left;
   int rows;             // of y that a block makes
-  int pitch;            // of a place of x and of a filter in shared memory, in bytes
+  int pitch;            // of a position of x and of a filter in shared memory, in bytes
   int lines;            // of what is between, of a channel
   int weights_at, end;  // in shared memory, in bytes: what is between, weights, the end
   int between_at;
   int once;           // 1
-  float scale;        // 1 / places of y
-  Divisor by_pieces;  // of a place of x
+  float scale;        // 1 / positions of y
+  Divisor by_pieces;  // of a position of x
   Activation inner, outer;
 };
 
@@ -95,9 +95,10 @@ __global__ void __launch_bounds__(kThreads, kSteps == 1 ? 2 : 1)
                first + static_cast<std::int64_t>(first_channel + filter) * p.channels + piece * 8);
   }
   // Along the diagonals: row kx of the kernel's, where column `in` is that of result `out`.
-  std::uint32_t diagonals[kMostTaps][kTiles][kSteps][4];
-  const auto* taps = reinterpret_cast<const unsigned short*>(second) +
-                     (first_channel + warp) * p.r * (p.s + 1);  // zeros at the end of each row
+  std::uint32_t diagonals[kMaxKernelOffsets][kTiles][kSteps][4];
+  const auto* kernel_offsets =
+      reinterpret_cast<const unsigned short*>(second) +
+      (first_channel + warp) * p.r * (p.s + 1);  // zeros at the end of each row
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
@@ -106,18 +107,18 @@ __global__ void __launch_bounds__(kThreads, kSteps == 1 ? 2 : 1)
       for (int i = 0; i < 4; ++i) {
         const int out = tile * kColumns + g + 8 * (i & 1);
         const int in = step * kColumns + 2 * t + 8 * (i >> 1);
-        int tap[2];
+        int kernel_offset[2];
 #pragma unroll
         for (int v = 0; v < 2; ++v) {
           const int at = in + v - out * p.stride_w + p.pad_left;
-          tap[v] = at >= 0 && at < p.s && in + v < p.w ? at : p.s;
+          kernel_offset[v] = at >= 0 && at < p.s && in + v < p.w ? at : p.s;
         }
 #pragma unroll
-        for (int ky = 0; ky < kMostTaps; ++ky) {
+        for (int ky = 0; ky < kMaxKernelOffsets; ++ky) {
           std::uint32_t pair = 0;
           if (ky < p.r) {
-            const auto* row = taps + ky * (p.s + 1);
-            pair = row[tap[0]] | static_cast<std::uint32_t>(row[tap[1]]) << 16;
+            const auto* row = kernel_offsets + ky * (p.s + 1);
+            pair = row[kernel_offset[0]] | static_cast<std::uint32_t>(row[kernel_offset[1]]) << 16;
           }
           diagonals[ky][tile][step][i] = pair;
         }
@@ -142,8 +143,8 @@ __global__ void __launch_bounds__(kThreads, kSteps == 1 ? 2 : 1)
     const T* const from =
         x + (static_cast<std::int64_t>(blockIdx.x) * p.h + first_row) * p.w * p.channels;
     for (int i = thread; i < rows * p.w * pieces; i += kThreads) {
-      const int place = p.by_pieces.quotient(i), piece = i - place * pieces;
-      copy_piece(memory + place * p.pitch + piece * kPiece, from + i * 8);
+      const int position = p.by_pieces.quotient(i), piece = i - position * pieces;
+      copy_piece(memory + position * p.pitch + piece * kPiece, from + i * 8);
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
@@ -154,20 +155,20 @@ __global__ void __launch_bounds__(kThreads, kSteps == 1 ? 2 : 1)
     for (int item = warp; item < rows * kSteps; item += kWarps) {
       const int row = item / kSteps, step = item % kSteps;
       const int column = min(step * kColumns + lane % 8 + lane / 16 * 8, p.w - 1);
-      const std::uint32_t places = image + (row * p.w + column) * p.pitch;
+      const std::uint32_t positions = image + (row * p.w + column) * p.pitch;
       float sum[2][4] = {};
       std::uint32_t a[4], b[4];
       int k = 0;
 #pragma unroll 4
       for (; k + 16 <= p.channels; k += 16) {
         load_tiles(a, filters + k * 2);
-        load_tiles(b, places + k * 2);
+        load_tiles(b, positions + k * 2);
         Mma::mma16(sum[0], a, b);
         Mma::mma16(sum[1], a, b + 2);
       }
       if (k < p.channels) {
         load_tiles(a, filters + k * 2);
-        load_tiles(b, places + k * 2);
+        load_tiles(b, positions + k * 2);
         Mma::mma8(sum[0], a, b);
         Mma::mma8(sum[1], a, b + 2);
       }
@@ -188,7 +189,7 @@ __global__ void __launch_bounds__(kThreads, kSteps == 1 ? 2 : 1)
 
     float sum[kTiles][4] = {}, all = 0.0f;
 #pragma unroll
-    for (int ky = 0; ky < kMostTaps; ky += kSteps == 1 ? 2 : 1) {
+    for (int ky = 0; ky < kMaxKernelOffsets; ky += kSteps == 1 ? 2 : 1) {
       if (ky >= p.r) break;
       // Two rows of the kernel at once, or all columns of one.
       const int line = lane % 8 * p.stride_h + ky + (kSteps == 1 ? lane / 16 : 0);
@@ -200,7 +201,7 @@ __global__ void __launch_bounds__(kThreads, kSteps == 1 ? 2 : 1)
         Mma::mma16(sum[tile], diagonals[ky][tile][0], b);
         if constexpr (kSteps == 2) {
           Mma::mma16(sum[tile], diagonals[ky][tile][kSteps - 1], b + 2);
-        } else if (ky + 1 < kMostTaps) {
+        } else if (ky + 1 < kMaxKernelOffsets) {
           if (ky + 1 < p.r) Mma::mma16(sum[tile], diagonals[ky + 1][tile][0], b + 2);
         }
       }
@@ -240,10 +241,11 @@ __global__ void __launch_bounds__(kThreads, kSteps == 1 ? 2 : 1)
     T* const to = static_cast<T*>(p.y) + first_channel +
                   (static_cast<std::int64_t>(blockIdx.x) * p.out_h + first_out) * p.out_w * p.wide;
     for (int i = thread; i < out_rows * p.out_w * kPairs; i += kThreads) {
-      const int place = i / kPairs, channel = i % kPairs * 2;
+      const int position = i / kPairs, channel = i % kPairs * 2;
       if (first_channel + channel >= p.wide) continue;
-      *reinterpret_cast<std::uint32_t*>(to + static_cast<std::int64_t>(place) * p.wide + channel) =
-          *reinterpret_cast<const std::uint32_t*>(results + place * kResult + channel);
+      *reinterpret_cast<std::uint32_t*>(to + static_cast<std::int64_t>(position) * p.wide +
+                                        channel) =
+          *reinterpret_cast<const std::uint32_t*>(results + position * kResult + channel);
     }
     if (past) tell(p.overflow);
   }
@@ -258,12 +260,12 @@ __global__ void expand_depthwise_pack_kernel(const float* __restrict__ first,   
   const std::int64_t index = grid_thread(), head = std::int64_t{padded} * channels;
   const std::int64_t rest = index - head, line = rest / (s + 1);
   if (rest >= std::int64_t{padded} * r * (s + 1)) return;
-  const int tap = static_cast<int>(rest - line * (s + 1));
+  const int kernel_offset = static_cast<int>(rest - line * (s + 1));
   float value = 0.0f;
   if (rest < 0) {
     if (index < std::int64_t{wide} * channels) value = first[index];
-  } else if (tap < s && line < std::int64_t{wide} * r) {
-    value = second[line * s + tap];
+  } else if (kernel_offset < s && line < std::int64_t{wide} * r) {
+    value = second[line * s + kernel_offset];
   }
   packed[index] = narrowed<T>(value);
 }
@@ -320,8 +322,8 @@ const char* why_not(const Conv2dShape& shape, int channels) {
       shape.c > (1 << 20)) {
     return "channels in eights, and at most 4096 that are read";
   }
-  if (shape.r > kMostTaps || shape.s > kMostTaps || shape.stride_h > 2 || shape.stride_w > 2 ||
-      shape.dilation_h * shape.dilation_w != 1) {
+  if (shape.r > kMaxKernelOffsets || shape.s > kMaxKernelOffsets || shape.stride_h > 2 ||
+      shape.stride_w > 2 || shape.dilation_h * shape.dilation_w != 1) {
     return "a kernel of at most 5x5, strides of at most 2 and no dilation";
   }
   if (shape.w > 2 * kColumns || shape.out_w() > kColumns * steps_of(shape.w) || shape.h > 256 ||
@@ -404,10 +406,10 @@ void expand_depthwise(const void* x, const void* packed, void* y, float* means,
       launch("launch of expand_depthwise_kernel", kernel, grid, kThreads,
              static_cast<unsigned>(p.end), stream, 1, static_cast<const T*>(x), first, second, p);
     };
-    with_known_activations(p.inner, p.outer, [&](auto ends) {
-      if (steps_of(p.w) == 1) return launched(expand_depthwise_kernel<T, 1, 1, ends.value>);
-      if (steps_of(p.out_w) == 1) return launched(expand_depthwise_kernel<T, 2, 1, ends.value>);
-      launched(expand_depthwise_kernel<T, 2, 2, ends.value>);
+    with_known_activations(p.inner, p.outer, [&](auto known) {
+      if (steps_of(p.w) == 1) return launched(expand_depthwise_kernel<T, 1, 1, known.value>);
+      if (steps_of(p.out_w) == 1) return launched(expand_depthwise_kernel<T, 2, 1, known.value>);
+      launched(expand_depthwise_kernel<T, 2, 2, known.value>);
     });
   });
 }

@@ -18,8 +18,8 @@ constexpr int kMostBlocks = 2;          // a multiprocessor, of few images
 
 int in_tiles(int count) { return (count + kTile - 1) / kTile; }
 
-// Bytes of a place of so many tiles of channels: an odd number of pieces, so that eight places
-// begin in banks apart.
+// Bytes of a position of so many tiles of channels: an odd number of pieces, so that eight
+// positions begin in banks apart.
 int pitch_of(int tiles) { return (tiles * kTile * 2 / kPiece | 1) * kPiece; }
 
 // Where the parts of packed weights begin, in numbers: those of products as operands of 16 terms by
@@ -53,14 +53,15 @@ __global__ void pack_operands_kernel(const float* __restrict__ weights, T* __res
   packed[index] = narrowed<T>(some ? weights[std::int64_t{output} * terms + term] : 0.0f);
 }
 
-// [taps][channels padded] of [channels][taps].
+// [kernel offsets][channels padded] of [channels][kernel offsets].
 template <typename T>
-__global__ void pack_taps_kernel(const float* __restrict__ weights, T* __restrict__ packed,
-                                 int channels, int padded, int taps) {
+__global__ void pack_im2col_kernel(const float* __restrict__ weights, T* __restrict__ packed,
+                                   int channels, int padded, int kernel_offsets) {
   const std::int64_t index = grid_thread();
-  const int tap = index / padded, channel = index % padded;
-  if (tap >= taps) return;
-  packed[index] = narrowed<T>(channel < channels ? weights[channel * taps + tap] : 0.0f);
+  const int kernel_offset = index / padded, channel = index % padded;
+  if (kernel_offset >= kernel_offsets) return;
+  packed[index] =
+      narrowed<T>(channel < channels ? weights[channel * kernel_offsets + kernel_offset] : 0.0f);
 }
 
 Block parted(const Conv2dShape& shape, int channels, int filters, bool expands, int columns) {
@@ -77,7 +78,7 @@ Block parted(const Conv2dShape& shape, int channels, int filters, bool expands, 
   p.pad_left = shape.pad_left;
   p.columns = columns;
   p.in_columns = (columns - 1) * shape.stride_w + shape.s;
-  p.places = shape.r * p.in_columns;
+  p.positions = shape.r * p.in_columns;
   p.first_tiles = in_tiles(shape.k);
   p.pairs = p.first_tiles * kTile / 2;
   p.pitch = pitch_of(in_tiles(channels));
@@ -86,11 +87,11 @@ Block parted(const Conv2dShape& shape, int channels, int filters, bool expands, 
   p.third_steps = p.first_tiles;
   const int items = p.third_tiles * in_tiles(columns);
   p.parts = std::clamp(kWarps / items, 1, p.third_steps);
-  p.sum_pitch = p.third_tiles * kTile + 8;
-  p.between_at = in_tiles(p.places) * kTile * p.pitch;
-  const int between = expands ? in_tiles(p.places) * kTile * p.between_pitch : 0;
-  const int sums = p.parts * in_tiles(columns) * kTile * p.sum_pitch * 4;
-  p.middle_at = p.between_at + std::max(between, sums);
+  p.accumulator_pitch = p.third_tiles * kTile + 8;
+  p.between_at = in_tiles(p.positions) * kTile * p.pitch;
+  const int between = expands ? in_tiles(p.positions) * kTile * p.between_pitch : 0;
+  const int accumulators = p.parts * in_tiles(columns) * kTile * p.accumulator_pitch * 4;
+  p.middle_at = p.between_at + std::max(between, accumulators);
   p.weights_at = p.middle_at + in_tiles(columns) * kTile * p.between_pitch;
   p.end = p.weights_at + p.third_tiles * p.third_steps * kTile * kTile * 2;
   p.once = 1;
@@ -104,7 +105,7 @@ Block parted(const Conv2dShape& shape, int channels, int filters, bool expands, 
 // Whether a block has room for what it makes.
 bool fits(const Block& p) {
   const int items = p.third_tiles * in_tiles(p.columns);
-  return p.places * (p.channels / 8) <= kPieces * kThreads && items <= kWarps &&
+  return p.positions * (p.channels / 8) <= kPieces * kThreads && items <= kWarps &&
          p.end <= kMostBytes;
 }
 
@@ -133,8 +134,8 @@ const char* why_not(const Conv2dShape& shape, int channels, int filters, bool ex
     return "channels in eights, at most 256, and 80 that are expanded";
   }
   if (!expands && channels != shape.c) return "as many channels as are convolved";
-  if (shape.r != kTaps || shape.s != kTaps || shape.stride_h > 2 || shape.stride_w > 2 ||
-      shape.dilation_h * shape.dilation_w != 1) {
+  if (shape.r != kKernelOffsets || shape.s != kKernelOffsets || shape.stride_h > 2 ||
+      shape.stride_w > 2 || shape.dilation_h * shape.dilation_w != 1) {
     return "a kernel of 3x3, strides of at most 2 and no dilation";
   }
   if (shape.h > 4096 || shape.w > 4096 || shape.out_h() < 1 || shape.out_w() < 1 ||
@@ -199,13 +200,13 @@ void inverted_residual_pack(const float* first, const float* second, const float
     using T = std::remove_pointer_t<decltype(type)>;
     const Packing at(shape, channels, filters, expands);
     T* const to = static_cast<T*>(packed);
-    const int tiles = in_tiles(shape.k), taps = shape.r * shape.s;
+    const int tiles = in_tiles(shape.k), kernel_offsets = shape.r * shape.s;
     if (expands) {
       pack_operands_kernel<T><<<blocks_for(at.second), kBlockThreads, 0, stream>>>(
           first, to, shape.k, channels, tiles, in_tiles(channels));
     }
-    pack_taps_kernel<T><<<blocks_for(at.third - at.second), kBlockThreads, 0, stream>>>(
-        second, to + at.second, shape.k, tiles * kTile, taps);
+    pack_im2col_kernel<T><<<blocks_for(at.third - at.second), kBlockThreads, 0, stream>>>(
+        second, to + at.second, shape.k, tiles * kTile, kernel_offsets);
     pack_operands_kernel<T><<<blocks_for(at.end - at.third), kBlockThreads, 0, stream>>>(
         third, to + at.third, filters, shape.k, in_tiles(filters), tiles);
     CUDA_CHECK_LAUNCH("inverted_residual_pack's kernels");
@@ -253,8 +254,8 @@ void inverted_residual(const void* x, const void* packed, void* y,
     };
     const int steps = expands ? in_tiles(channels) : 0;
     const bool known = known_activation_of(p.outer) == KnownActivation::clamps;
-    with_known_activations(p.inner, p.middle, [&](auto ends) {
-      if (known) return with_steps<T, ends.value>(steps, launched);
+    with_known_activations(p.inner, p.middle, [&](auto kind) {
+      if (known) return with_steps<T, kind.value>(steps, launched);
       with_steps<T, KnownActivation::any>(steps, launched);
     });
   });

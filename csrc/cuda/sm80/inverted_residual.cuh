@@ -1,10 +1,10 @@
 // The kernel of inverted_residual: small images in 16 bits, the products on tensor cores.
 //
-// A block makes some columns of one row of y, all channels of them. It multiplies all places of x
-// that these need, so that each row of what is between is made by as many blocks as the kernel has
-// rows: few images leave multiprocessors idle otherwise, and nothing but x and y is in memory. All
-// weights are in registers and shared memory before it waits for x, in the order of the operands of
-// products.
+// A block makes some columns of one row of y, all channels of them. It multiplies all positions of
+// x that these need, so that each row of what is between is made by as many blocks as the kernel
+// has rows: few images leave multiprocessors idle otherwise, and nothing but x and y is in memory.
+// All weights are in registers and shared memory before it waits for x, in the order of the
+// operands of products.
 #pragma once
 
 #include <type_traits>
@@ -15,11 +15,11 @@
 namespace cnn_engine::cuda::inverted_residuals {
 
 constexpr int kThreads = 512, kWarps = kThreads / kWarpThreads;
-constexpr int kTile = 16;      // places, channels and terms of a product
-constexpr int kOperand = 8;    // numbers of a lane's, of 16 terms by 16 channels
-constexpr int kPieces = 2;     // of x, of a thread
-constexpr int kTaps = 3;       // rows and columns of a kernel
-constexpr int kMostSteps = 5;  // of 16 channels of x
+constexpr int kTile = 16;          // positions, channels and terms of a product
+constexpr int kOperand = 8;        // numbers of a lane's, of 16 terms by 16 channels
+constexpr int kPieces = 2;         // of x, of a thread
+constexpr int kKernelOffsets = 3;  // rows and columns of a kernel
+constexpr int kMostSteps = 5;      // of 16 channels of x
 
 struct Block {
   const float *first_bias, *second_bias, *third_bias;
@@ -29,11 +29,11 @@ struct Block {
   int h, w, out_w;
   int stride_h, stride_w, pad_top, pad_left;
   bool adds;
-  int columns;               // of y that a block makes
-  int in_columns, places;    // of x that they need
-  int pairs;                 // of channels between, padded
-  int pitch, between_pitch;  // of a place of x and between in shared memory, in bytes
-  int first_tiles, third_tiles, third_steps, parts, sum_pitch;
+  int columns;                // of y that a block makes
+  int in_columns, positions;  // of x that they need
+  int pairs;                  // of channels between, padded
+  int pitch, between_pitch;   // of a position of x and between in shared memory, in bytes
+  int first_tiles, third_tiles, third_steps, parts, accumulator_pitch;
   int between_at, middle_at, weights_at, end;  // in shared memory, in bytes, behind x
   int once;                                    // 1
   Divisor by_pieces, by_columns, by_pairs, by_filters;
@@ -53,22 +53,22 @@ __global__ void __launch_bounds__(kThreads, 1)
   using Mma = std::conditional_t<std::is_same_v<T, __half>, Half, Bfloat16>;
   extern __shared__ __align__(16) char memory[];
   char *const between = memory + p.between_at, *const middle = memory + p.middle_at;
-  char* const weights = memory + p.weights_at;            // of the third product
-  float* const sums = reinterpret_cast<float*>(between);  // when that has been read
+  char* const weights = memory + p.weights_at;                    // of the third product
+  float* const accumulators = reinterpret_cast<float*>(between);  // when that has been read
   const int thread = threadIdx.x, warp = thread / kWarpThreads, lane = thread % kWarpThreads;
   const int g = lane / 4, t = lane % 4;
   const int first_column = static_cast<int>(blockIdx.y) * p.columns;
   const int columns = min(p.columns, p.out_w - first_column);
   const int top = static_cast<int>(blockIdx.z) * p.stride_h - p.pad_top;
   const int left = first_column * p.stride_w - p.pad_left;
-  const auto inside = [&](int place) {
-    const int line = p.by_columns.quotient(place), column = place - line * p.in_columns;
-    return place < p.places && top + line >= 0 && top + line < p.h && left + column >= 0 &&
+  const auto inside = [&](int position) {
+    const int line = p.by_columns.quotient(position), column = position - line * p.in_columns;
+    return position < p.positions && top + line >= 0 && top + line < p.h && left + column >= 0 &&
            left + column < p.w;
   };
   let_successors_start();
 
-  // A warp has 16 channels of the first product, of every so many places.
+  // A warp has 16 channels of the first product, of every so many positions.
   const int tile = warp % p.first_tiles, group = warp / p.first_tiles;
   const int groups = kWarps / p.first_tiles;
   uint4 first_weights[kSteps > 0 ? kSteps : 1];
@@ -84,19 +84,19 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (p.first_bias != nullptr && channel < p.wide) first_bias[i] = p.first_bias[channel];
     }
     if (p.channels % kTile != 0) {  // terms that are none
-      for (int place = thread; place < p.places; place += kThreads) {
-        *reinterpret_cast<uint4*>(memory + place * p.pitch + p.channels * 2) = uint4{};
+      for (int position = thread; position < p.positions; position += kThreads) {
+        *reinterpret_cast<uint4*>(memory + position * p.pitch + p.channels * 2) = uint4{};
       }
     }
   }
-  // A thread has two channels of the second, at every so many places.
+  // A thread has two channels of the second, at every so many positions.
   const int slot = p.by_pairs.quotient(thread), pair = thread - slot * p.pairs;
   const int slots = kThreads / p.pairs;
-  std::uint32_t second_weights[kTaps * kTaps];
+  std::uint32_t second_weights[kKernelOffsets * kKernelOffsets];
 #pragma unroll
-  for (int tap = 0; tap < kTaps * kTaps; ++tap) {
-    second_weights[tap] =
-        *reinterpret_cast<const std::uint32_t*>(second + (tap * p.pairs + pair) * 2);
+  for (int kernel_offset = 0; kernel_offset < kKernelOffsets * kKernelOffsets; ++kernel_offset) {
+    second_weights[kernel_offset] =
+        *reinterpret_cast<const std::uint32_t*>(second + (kernel_offset * p.pairs + pair) * 2);
   }
   const bool real = 2 * pair < p.wide;
   float second_bias[2] = {};
@@ -104,10 +104,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     second_bias[0] = p.second_bias[2 * pair];
     second_bias[1] = p.second_bias[2 * pair + 1];
   }
-  // A warp has 16 filters of the third, of 16 places, and some of its terms.
-  const int place_tiles = (p.columns + kTile - 1) / kTile, items = p.third_tiles * place_tiles;
+  // A warp has 16 filters of the third, of 16 positions, and some of its terms.
+  const int position_tiles = (p.columns + kTile - 1) / kTile,
+            items = p.third_tiles * position_tiles;
   const int part = warp / items, item = warp - part * items;
-  const int filter_tile = item % p.third_tiles, place_tile = item / p.third_tiles;
+  const int filter_tile = item % p.third_tiles, position_tile = item / p.third_tiles;
   const int begin = p.third_steps * part / p.parts;
   const int steps = part < p.parts ? p.third_steps * (part + 1) / p.parts - begin : 0;
   for (int i = thread; i < p.third_tiles * p.third_steps * kWarpThreads; i += kThreads) {
@@ -120,10 +121,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
     const int index = thread + i * kThreads;
-    const int place = p.by_pieces.quotient(index), piece = index - place * pieces;
-    const int line = p.by_columns.quotient(place), column = place - line * p.in_columns;
-    to[i] = place < p.places ? place * p.pitch + piece * kPiece : -1;
-    some[i] = inside(place);
+    const int position = p.by_pieces.quotient(index), piece = index - position * pieces;
+    const int line = p.by_columns.quotient(position), column = position - line * p.in_columns;
+    to[i] = position < p.positions ? position * p.pitch + piece * kPiece : -1;
+    some[i] = inside(position);
     from[i] = some[i] ? ((top + line) * p.w + left + column) * p.channels + piece * 8 : 0;
   }
   const std::uint32_t rows = lane % kTile, half = lane / kTile * kPiece;
@@ -142,12 +143,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
 
     if constexpr (kSteps > 0) {
-      const int place_tiles = (p.places + kTile - 1) / kTile;
-      // Two tiles of places at once; where there is one, the last is multiplied for nothing.
+      const int position_tiles = (p.positions + kTile - 1) / kTile;
+      // Two tiles of positions at once; where there is one, the last is multiplied for nothing.
       if (group < groups) {
 #pragma unroll 1
-        for (int at = group; at < place_tiles; at += 2 * groups) {
-          const int tiles[2] = {at, min(at + groups, place_tiles - 1)};
+        for (int at = group; at < position_tiles; at += 2 * groups) {
+          const int tiles[2] = {at, min(at + groups, position_tiles - 1)};
           float sum[2][2][4] = {};
 #pragma unroll
           for (int k = 0; k < kSteps; ++k) {
@@ -164,9 +165,9 @@ __global__ void __launch_bounds__(kThreads, 1)
           }
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            if (i > 0 && at + groups >= place_tiles) break;
-            const int place = tiles[i] * kTile + g;
-            const bool is_inside[2] = {inside(place), inside(place + 8)};
+            if (i > 0 && at + groups >= position_tiles) break;
+            const int position = tiles[i] * kTile + g;
+            const bool is_inside[2] = {inside(position), inside(position + 8)};
             float value[8];
 #pragma unroll
             for (int v = 0; v < 8; ++v) {
@@ -179,7 +180,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
             for (int v = 0; v < 8; v += 2) {
               *reinterpret_cast<std::uint32_t*>(
-                  between + (place + v / 2 % 2 * 8) * p.between_pitch +
+                  between + (position + v / 2 % 2 * 8) * p.between_pitch +
                   (tile * kTile + v / 4 * 8 + 2 * t) * 2) = Mma::pack(value[v], value[v + 1]);
             }
           }
@@ -195,11 +196,13 @@ __global__ void __launch_bounds__(kThreads, 1)
         const char* const at = read + column * p.stride_w * read_pitch + pair * 4;
         float value[2] = {second_bias[0], second_bias[1]};
 #pragma unroll
-        for (int tap = 0; tap < kTaps * kTaps; ++tap) {
-          const int place = tap / kTaps * p.in_columns + tap % kTaps;
+        for (int kernel_offset = 0; kernel_offset < kKernelOffsets * kKernelOffsets;
+             ++kernel_offset) {
+          const int position =
+              kernel_offset / kKernelOffsets * p.in_columns + kernel_offset % kKernelOffsets;
           const float2 e =
-              Mma::unpack(*reinterpret_cast<const std::uint32_t*>(at + place * read_pitch));
-          const float2 weight = Mma::unpack(second_weights[tap]);
+              Mma::unpack(*reinterpret_cast<const std::uint32_t*>(at + position * read_pitch));
+          const float2 weight = Mma::unpack(second_weights[kernel_offset]);
           value[0] = fmaf(e.x, weight.x, value[0]);
           value[1] = fmaf(e.y, weight.y, value[1]);
         }
@@ -217,7 +220,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 3
       for (int k = begin; k < begin + steps; ++k) {
         std::uint32_t a[4];
-        load_tiles(a, shared_address(middle) + (place_tile * kTile + rows) * p.between_pitch +
+        load_tiles(a, shared_address(middle) + (position_tile * kTile + rows) * p.between_pitch +
                           half + k * kTile * 2);
         const uint4 weight = reinterpret_cast<const uint4*>(
             weights)[(filter_tile * p.third_steps + k) * kWarpThreads + lane];
@@ -225,11 +228,12 @@ __global__ void __launch_bounds__(kThreads, 1)
         Mma::mma16(sum[0], a, b);
         Mma::mma16(sum[1], a, b + 2);
       }
-      float* const at = sums + (part * place_tiles + place_tile) * kTile * p.sum_pitch +
+      float* const at = accumulators +
+                        (part * position_tiles + position_tile) * kTile * p.accumulator_pitch +
                         filter_tile * kTile + 2 * t;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        *reinterpret_cast<float2*>(at + (g + i % 2 * 8) * p.sum_pitch + i / 2 * 8) =
+        *reinterpret_cast<float2*>(at + (g + i % 2 * 8) * p.accumulator_pitch + i / 2 * 8) =
             make_float2(sum[i / 2][i % 2 * 2], sum[i / 2][i % 2 * 2 + 1]);
       }
     }
@@ -245,7 +249,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       float value[2] = {};
       for (int part = 0; part < p.parts; ++part) {
         const float2 sum = *reinterpret_cast<const float2*>(
-            sums + (part * place_tiles * kTile + column) * p.sum_pitch + filter);
+            accumulators + (part * position_tiles * kTile + column) * p.accumulator_pitch + filter);
         value[0] += sum.x;
         value[1] += sum.y;
       }
@@ -255,9 +259,9 @@ __global__ void __launch_bounds__(kThreads, 1)
         value[1] += bias.y;
       }
       if (p.adds) {
-        const int place = p.pad_top * p.in_columns + p.pad_left + column;
+        const int position = p.pad_top * p.in_columns + p.pad_left + column;
         const float2 added = Mma::unpack(
-            *reinterpret_cast<const std::uint32_t*>(memory + place * p.pitch + filter * 2));
+            *reinterpret_cast<const std::uint32_t*>(memory + position * p.pitch + filter * 2));
         value[0] += added.x;
         value[1] += added.y;
       }

@@ -44,7 +44,7 @@ struct Layers {
   Layer of[RowLayers::kMost];
   int count, blocks;
   int features;     // of a row
-  int values, end;  // numbers of a block's memory: the last outputs' place, all
+  int values, end;  // numbers of a block's memory: the last outputs' position, all
   bool softmax;
 
   __host__ __device__ int outputs() const { return of[count - 1].outputs; }
@@ -179,8 +179,8 @@ __global__ void __launch_bounds__(kThreads)
         if (lane == 0) output[row * l.outputs + first + m] = y;
       } else if (sends(i)) {
         for (int b = lane; b < readers(i); b += lanes) {
-          send_cluster(cluster_address(shared_address(next + first + m), b),
-                       cluster_address(barrier(1 + i), b), y);
+          store_cluster_async(cluster_address(shared_address(next + first + m), b),
+                              cluster_address(barrier(1 + i), b), y);
         }
       } else if (lane == 0) {
         next[first + m] = y;

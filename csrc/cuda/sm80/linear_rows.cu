@@ -16,7 +16,7 @@ constexpr int kThreads = 128;
 
 // Loads of weights in flight: as many as registers beside the rows' sums allow.
 template <int Rows>
-constexpr int kAhead = Rows > 4 ? 4 : 8;
+constexpr int kPrefetch = Rows > 4 ? 4 : 8;
 
 // Blocks: of warps, one an output feature; then groups of rows.
 template <typename T, typename X, int width, int Rows>
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads)
                        void* output,                    // [N, M], as float32 or as T
                        const bool rounds, const Overflow overflow, const LinearShape p,
                        const Activation activation) {
-  constexpr int kStep = kWarpThreads * width, kLoads = kAhead<Rows>;
+  constexpr int kStep = kWarpThreads * width, kLoads = kPrefetch<Rows>;
   let_successors_start();
   const int m = blockIdx.x * (kThreads / kWarpThreads) + threadIdx.x / kWarpThreads;
   if (m >= p.out_features) return wait_for_inputs();
@@ -178,8 +178,8 @@ void linear_rows(const ConstValues& input, const void* packed, const Values& out
         const bool clamps =
             known_activation_of(clamps_of(call.activation)) == KnownActivation::clamps;
         if constexpr (sizeof(T) == 2 && std::is_same_v<X, T>) {
-          if (clamps && are_read_once<T>(shape) && streams<T, X, Ahead>(shape)) {
-            return launch_stream<T, X, KnownActivation::clamps, Ahead>(call, stream);
+          if (clamps && are_read_once<T>(shape) && streams<T, X, Prefetch>(shape)) {
+            return launch_stream<T, X, KnownActivation::clamps, Prefetch>(call, stream);
           }
         }
         if (clamps) {

@@ -1,7 +1,7 @@
 // linear_rows of one row and many weights: these come by bulk copies, through rings in shared
 // memory, one a warp; of very many, what follows a ring's first pieces is in registers before the
-// row is there. Blocks stay, one a multiprocessor, and warps take turns at the outputs; a lane adds
-// up what it does in linear_rows_kernel, in the same order. Compute capability 9.0 on.
+// row is there. Blocks are persistent, one per multiprocessor, and warps take turns at the outputs;
+// a lane adds up what it does in linear_rows_kernel, in the same order. Compute capability 9.0 on.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ struct Usual {
 };
 // Of 16 bits that no cache keeps, which take longest. Blocks begin where the convolution before
 // leaves a multiprocessor free; where one of it runs they find no room, and would slow it.
-struct Ahead {
+struct Prefetch {
   static constexpr int kPiece = 3584, kPieces = 3, kHeld = 4, kBlocks = 1;
 };
 template <typename Way>
@@ -63,8 +63,8 @@ struct Pieces {
   }
 };
 
-// Of kKnown clamps and any function are told apart: to choose among functions is a jump by a table,
-// which each multiprocessor waits for when the first sum of a launch has been made.
+// Of kKnown clamps and any function are distinguished: to choose among functions is a jump by a
+// table, which each multiprocessor waits for when the first sum of a launch has been made.
 template <typename T, typename X, KnownActivation kKnown, typename Way>
 __global__ void __launch_bounds__(kStreamWarps* kWarpThreads, Way::kBlocks)
     linear_rows_stream_kernel(const X* input,                  // [1, F]

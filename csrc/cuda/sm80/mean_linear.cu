@@ -34,22 +34,22 @@ constexpr int kTeam = kThreads / kOutputs;                        // lanes of a 
 constexpr int kLaneChannels = kOwnChannels / kTeam;               // of one of them
 constexpr int kLanePitch = kLaneChannels + 4;                     // of their means, in banks apart
 constexpr int kRun = 8;                                           // channels of a load
-constexpr int kLanes = kOwnChannels / kRun;                       // that have a place together
-constexpr int kPlaces = kThreads / kLanes;                        // at once
-constexpr int kAhead = 64 / kPlaces;                              // of a thread
+constexpr int kLanes = kOwnChannels / kRun;                       // that have a position together
+constexpr int kPositions = kThreads / kLanes;                     // at once
+constexpr int kPrefetch = 64 / kPositions;                        // of a thread
 constexpr int kSums = kThreads / std::max(kLanes, kWarpThreads);  // of a channel, in shared memory
 constexpr int kAdding = 8;                                        // lanes that add up an output
-constexpr int kMostPlaces = kAhead * kPlaces;
+constexpr int kMaxPositions = kPrefetch * kPositions;
 
 struct MeanLinear {
   const float *bias, *factors, *shift;
   void* y;
   bool rounds;
   Overflow overflow;
-  int places, channels, outputs;
+  int positions, channels, outputs;
   int blocks, own, finished;  // of a cluster; channels of a block, outputs that it finishes
   int sums;                   // of an output, that the cluster sends
-  float scale, floor;         // scale: 1 / places
+  float scale, floor;         // scale: 1 / positions
   Activation activation;
 };
 
@@ -123,15 +123,15 @@ __global__ void __launch_bounds__(kThreads)
   // Of the product: every fourth lane has two rows of both columns. Of float32: a team an output.
   const int part = kHalves ? warp / kTiles : 0;
   constexpr int kMade = kHalves ? 2 : 1;
-  std::uint32_t to[kMade], told[kMade];
+  std::uint32_t to[kMade], full_barrier[kMade];
 #pragma unroll
   for (int i = 0; i < kMade; ++i) {
     const int output = kHalves ? warp % kTiles * kRows + lane / 4 + 8 * i : thread / kTeam;
     const int owner = output / p.finished, slot = (output - owner * p.finished) * pitch;
     to[i] = cluster_address(shared_address(received + slot + rank * kShares<T> + part), owner);
-    told[i] = cluster_address(barrier, owner);
+    full_barrier[i] = cluster_address(barrier, owner);
     have(to[i]);
-    have(told[i]);
+    have(full_barrier[i]);
   }
   const int finished = thread / kAdding;
   const int m = blockIdx.x * kOutputs + rank * p.finished + finished % p.finished;
@@ -148,18 +148,18 @@ __global__ void __launch_bounds__(kThreads)
   wait_at_cluster_barrier();  // all blocks can be sent to
   wait_for_inputs();
 
-  Neighbours<T, kRun> read[kAhead];
+  Neighbours<T, kRun> read[kPrefetch];
   // What lies past the end is read at the last place, and not taken: a load that may be left out
   // would wait for its own turn.
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-    const int place = min(row + i * kPlaces, p.places - 1);
-    read[i] = *reinterpret_cast<const Neighbours<T, kRun>*>(x + channel + place * p.channels);
+  for (int i = 0; i < kPrefetch; ++i) {
+    const int position = min(row + i * kPositions, p.positions - 1);
+    read[i] = *reinterpret_cast<const Neighbours<T, kRun>*>(x + channel + position * p.channels);
   }
   auto sum = Channels<kRun>::all(0.0f);
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-    const bool taken = row + i * kPlaces < p.places && some;
+  for (int i = 0; i < kPrefetch; ++i) {
+    const bool taken = row + i * kPositions < p.positions && some;
 #pragma unroll
     for (int v = 0; v < kRun; ++v) {
       float value = widened(read[i].value[v]);
@@ -207,8 +207,8 @@ __global__ void __launch_bounds__(kThreads)
       Format::mma16(sums, a, b);
     }
     if (lane % 4 == 0) {
-      send_cluster(to[0], told[0], sums[0] + sums[1]);
-      send_cluster(to[1], told[1], sums[2] + sums[3]);
+      store_cluster_async(to[0], full_barrier[0], sums[0] + sums[1]);
+      store_cluster_async(to[1], full_barrier[1], sums[2] + sums[3]);
     }
   } else {
     const float* const own = columns + thread % kTeam * kLanePitch;
@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int apart = kTeam / 2; apart > 0; apart /= 2) {
       sum += __shfl_xor_sync(kFullMask, sum, apart);
     }
-    if (thread % kTeam == 0) send_cluster(to[0], told[0], sum);
+    if (thread % kTeam == 0) store_cluster_async(to[0], full_barrier[0], sum);
   }
   wait_for_cluster_bytes(barrier);
   if (finished >= p.finished) return;
@@ -295,7 +295,7 @@ const char* why_not(const AxisShape& shape) {
   if (shape.inner % kRun != 0) return "channels in eights";
   if (shape.inner > kMostBlocks * kOwnChannels) return "at most 2048 channels";
   if (shape.outer > 1) return "at most one image";  // five took 1 us more of a pass
-  if (shape.axis < 1 || shape.axis > kMostPlaces) return "1 to 64 places";
+  if (shape.axis < 1 || shape.axis > kMaxPositions) return "1 to 64 places";
   return nullptr;
 }
 
@@ -308,7 +308,7 @@ void check(const AxisShape& shape) {
 template <typename T>
 MeanLinear laid(const AxisShape& shape, int outputs) {
   MeanLinear p = {};
-  p.places = static_cast<int>(shape.axis);
+  p.positions = static_cast<int>(shape.axis);
   p.channels = static_cast<int>(shape.inner);
   p.outputs = outputs;
   p.blocks = blocks_of(shape.inner);

@@ -28,7 +28,7 @@ class Rated {
     const auto end = found_.begin() + count_;
     const auto wanted = found_.begin() + std::clamp<std::ptrdiff_t>(rank, 0, count_ - 1);
     std::nth_element(found_.begin(), wanted, end, [](const One& a, const One& b) {
-      return std::tie(a.time, a.place) < std::tie(b.time, b.place);
+      return std::tie(a.time, a.position) < std::tie(b.time, b.position);
     });
     return wanted->choice;
   }
@@ -36,7 +36,7 @@ class Rated {
  private:
   struct One {
     double time;
-    std::ptrdiff_t place;
+    std::ptrdiff_t position;
     Choice choice;
   };
 

@@ -19,9 +19,9 @@ constexpr std::int64_t kWeightBytes = 160 * 1024, kNumbers = 4 * 1024;
 // multiprocessor have room for so many, and one alone.
 constexpr std::int64_t kHalfHeld = 112 * 1024, kMostHeld = 224 * 1024;
 constexpr int kFewBlocks = 96;  // that find a multiprocessor each, all clusters at once
-// Places of an image up to which it is worth it: writing more costs more than the products save.
-constexpr int kFewPlaces = 256;
-// Numbers of an image from which its blocks have places and not channels: lines of memory are
+// Positions of an image up to which it is worth it: writing more costs more than the products save.
+constexpr int kFewPositions = 256;
+// Numbers of an image from which its blocks have positions and not channels: lines of memory are
 // whole then, which is worth one more exchange.
 constexpr std::int64_t kManyNumbers = 256 * 1024;
 
@@ -79,7 +79,7 @@ void squeeze_excite_pack(const float* first, const float* second, void* packed,
 
 namespace {
 
-bool is_by_places(const AxisShape& shape, const Target& target) {
+bool is_by_positions(const AxisShape& shape, const Target& target) {
   return target.dependent_launch && shape.axis * shape.inner >= kManyNumbers;
 }
 
@@ -101,7 +101,7 @@ std::int64_t weight_bytes(const AxisShape& shape, int hidden, int item) {
 // Whether threads can keep what they read of an image.
 bool keeps(const AxisShape& shape, int hidden, const Target& target) {
   const int own_runs = own_runs_of(shape, weight_bytes(shape, hidden, 2), target);
-  return !is_by_places(shape, target) && shape.axis <= kKept * (kThreads / own_runs);
+  return !is_by_positions(shape, target) && shape.axis <= kKept * (kThreads / own_runs);
 }
 
 template <bool Scales>
@@ -128,13 +128,13 @@ void run(const ConstValues& x, const void* packed, const PartialMeans& means, vo
   p.parts = means.parts;
   p.y = y;
   p.overflow = epilogues[2].overflow;
-  p.places = static_cast<int>(shape.axis);
+  p.positions = static_cast<int>(shape.axis);
   p.channels = static_cast<int>(shape.inner);
   p.hidden = hidden;
   p.runs = runs_of(shape.inner);
   p.hidden_runs = hidden_runs_of(hidden);
   p.once = 1;
-  p.scale = 1.0f / static_cast<float>(p.places);
+  p.scale = 1.0f / static_cast<float>(p.positions);
   p.inner = epilogues[0].activation;
   p.outer = epilogues[1].activation;
   p.lowest = epilogues[2].activation.alpha;
@@ -143,8 +143,8 @@ void run(const ConstValues& x, const void* packed, const PartialMeans& means, vo
     using T = std::remove_pointer_t<decltype(type)>;
     const std::int64_t all = weight_bytes(shape, hidden, sizeof(T));
     p.own_runs = own_runs_of(shape, all, target);
-    p.by_places = is_by_places(shape, target) && means.data == nullptr;
-    p.blocks = p.by_places ? kMostBlocks : (p.runs + p.own_runs - 1) / p.own_runs;
+    p.by_positions = is_by_positions(shape, target) && means.data == nullptr;
+    p.blocks = p.by_positions ? kMostBlocks : (p.runs + p.own_runs - 1) / p.own_runs;
     p.lane_bits = 0;
     while (p.lane_bits < kMostLaneBits && (2 * p.own_runs * kRun << p.lane_bits) <= kThreads)
       ++p.lane_bits;
@@ -183,7 +183,7 @@ void squeeze_excite(const ConstValues& x, const void* packed, const PartialMeans
 
 std::int64_t squeeze_excite_scales(const SqueezeExciteShape& shape, const Target& target) {
   check(shape.images, shape.hidden);
-  return shape.images.axis <= kFewPlaces && keeps(shape.images, shape.hidden, target);
+  return shape.images.axis <= kFewPositions && keeps(shape.images, shape.hidden, target);
 }
 
 void squeeze_excite_scale(const ConstValues& x, const void* packed, void* z,

@@ -27,7 +27,7 @@ constexpr int kRun = 8;         // channels, or hidden sums, of a load
 constexpr int kMostBlocks = 8;  // of a cluster, that every GPU with clusters has
 constexpr int kMostLaneBits = 3;
 constexpr int kFewParts = 4;  // of means, that one thread adds up; what is in 16 bits has few
-// Places of the image that a thread keeps to multiply them, as many as registers have room for.
+// Positions of the image that a thread keeps to multiply them, as many as registers have room for.
 constexpr int kKept = 5, kFewKept = 2;
 
 struct Gates {
@@ -35,15 +35,15 @@ struct Gates {
   const float* means;  // parts of them, or null
   void* y;             // factors, or the image times them
   Overflow overflow;
-  int places, channels, hidden, parts;
+  int positions, channels, hidden, parts;
   int runs, hidden_runs;           // of channels and of hidden sums
   int own_runs;                    // of channels, that the first blocks have
   int lane_bits;                   // of the number of lanes that share a channel's second sum
   int blocks;                      // of an image
-  bool by_places;                  // each block reads all channels, in some of the places
+  bool by_positions;               // each block reads all channels, in some of the positions
   bool holds_first, holds_second;  // weights in shared memory
   int once;                        // 1
-  float scale;                     // 1 / places
+  float scale;                     // 1 / positions
   Activation inner, outer;
   float lowest, highest;  // of the image times factors
 };
@@ -55,9 +55,9 @@ struct Layout {
   __host__ __device__ explicit Layout(const Gates& p) {
     const int own = p.own_runs * kRun, padded = p.hidden_runs * kRun;
     parts = larger(kThreads * kRun, padded);  // after sums of threads
-    means = parts + larger(kThreads, p.by_places ? p.channels : own);
-    others = means + own;  // sums of this block's channels, of each block's places
-    second_bias = others + (p.by_places ? p.blocks * own : 0);
+    means = parts + larger(kThreads, p.by_positions ? p.channels : own);
+    others = means + own;  // sums of this block's channels, of each block's positions
+    second_bias = others + (p.by_positions ? p.blocks * own : 0);
     first_bias = second_bias + own;
     hidden = first_bias + padded;
     end = hidden + padded;
@@ -107,37 +107,37 @@ __device__ inline void begin_copy(void* to, const void* from, int bytes) {
   }
 }
 
-// Adds up what is at every `apart`-th place from the first of a thread on, `places` in all, at most
-// kAhead of them under way at once. What lies past the end is read at the last place, and not
-// taken: a load that may be left out would wait for its own turn.
-template <int kAhead, typename X>
-__device__ inline void add_places(Channels<kRun>& sum, const X* image, int first, int apart,
-                                  int places, int pitch) {
+// Adds up what is at every `apart`-th position from the first of a thread on, `positions` in all,
+// at most kPrefetch of them under way at once. What lies past the end is read at the last place,
+// and not taken: a load that may be left out would wait for its own turn.
+template <int kPrefetch, typename X>
+__device__ inline void add_positions(Channels<kRun>& sum, const X* image, int first, int apart,
+                                     int positions, int pitch) {
 #pragma unroll 1
-  for (int begin = first; begin < places; begin += kAhead * apart) {
-    Neighbours<X, kRun> read[kAhead];
+  for (int begin = first; begin < positions; begin += kPrefetch * apart) {
+    Neighbours<X, kRun> read[kPrefetch];
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const std::int64_t place = min(begin + i * apart, places - 1);
-      read[i] = *reinterpret_cast<const Neighbours<X, kRun>*>(image + place * pitch);
+    for (int i = 0; i < kPrefetch; ++i) {
+      const std::int64_t position = min(begin + i * apart, positions - 1);
+      read[i] = *reinterpret_cast<const Neighbours<X, kRun>*>(image + position * pitch);
     }
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (begin + i * apart >= places) break;
+    for (int i = 0; i < kPrefetch; ++i) {
+      if (begin + i * apart >= positions) break;
 #pragma unroll
       for (int v = 0; v < kRun; ++v) sum.value[v] += widened(read[i].value[v]);
     }
   }
 }
 
-// Reads once more what add_places read: a thread's places, up to kAhead of them.
-template <int kAhead, typename X, int kMost>
-__device__ inline void keep_places(Neighbours<X, kRun> (&kept)[kMost], const X* image, int first,
-                                   int apart, int places, int pitch) {
+// Reads once more what add_positions read: a thread's positions, up to kPrefetch of them.
+template <int kPrefetch, typename X, int kMost>
+__device__ inline void keep_positions(Neighbours<X, kRun> (&kept)[kMost], const X* image, int first,
+                                      int apart, int positions, int pitch) {
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-    const std::int64_t place = min(first + i * apart, places - 1);
-    kept[i] = *reinterpret_cast<const Neighbours<X, kRun>*>(image + place * pitch);
+  for (int i = 0; i < kPrefetch; ++i) {
+    const std::int64_t position = min(first + i * apart, positions - 1);
+    kept[i] = *reinterpret_cast<const Neighbours<X, kRun>*>(image + position * pitch);
   }
 }
 
@@ -193,14 +193,15 @@ __global__ void __launch_bounds__(kThreads, 2)
   };
   begin_bias(second_bias, p.second_bias ? p.second_bias + first : nullptr, channels, channels);
   begin_bias(first_bias, p.first_bias, p.hidden, padded);
-  // Of places: a thread has a run of channels at some of them. Of their sums: a channel of some.
-  const int read = p.by_places ? p.channels : channels, runs = read / kRun;
+  // Of positions: a thread has a run of channels at some of them. Of their sums: a channel of some.
+  const int read = p.by_positions ? p.channels : channels, runs = read / kRun;
   const int rows = kThreads / runs, row = thread / runs, run = thread - row * runs;
   const int shares = max(1, kThreads / read);
   const int share = read < kThreads ? thread / read : 0, column = thread - share * read;
-  const int some = (p.places + p.blocks - 1) / p.blocks;
-  const int first_place = p.by_places ? rank * some : 0;
-  const int places = p.by_places ? max(0, min(some, p.places - first_place)) : p.places;
+  const int some = (p.positions + p.blocks - 1) / p.blocks;
+  const int first_position = p.by_positions ? rank * some : 0;
+  const int positions =
+      p.by_positions ? max(0, min(some, p.positions - first_position)) : p.positions;
   const int part = thread & ((1 << p.lane_bits) - 1);
   if (p.blocks > 1) wait_at_cluster_barrier();  // all blocks can be sent to
 
@@ -210,8 +211,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     wait_for_inputs();
 
     const X* const image =
-        x + (static_cast<std::int64_t>(blockIdx.x) * p.places + first_place) * p.channels +
-        (p.by_places ? 0 : first);
+        x + (static_cast<std::int64_t>(blockIdx.x) * p.positions + first_position) * p.channels +
+        (p.by_positions ? 0 : first);
     if (!Scales && p.means != nullptr) {
       const float* const from = p.means + std::int64_t{blockIdx.x} * p.parts * p.channels + first;
       if (sizeof(X) == 2 || p.parts <= kFewParts) {
@@ -245,10 +246,10 @@ __global__ void __launch_bounds__(kThreads, 2)
       if (row < rows) {
         auto sum = Channels<kRun>::all(0.0f);
         constexpr int kMost = sizeof(X) == 4 ? 4 : 8;
-        if (places <= 4 * rows) {
-          add_places<4>(sum, image + run * kRun, row, rows, places, p.channels);
+        if (positions <= 4 * rows) {
+          add_positions<4>(sum, image + run * kRun, row, rows, positions, p.channels);
         } else {
-          add_places<kMost>(sum, image + run * kRun, row, rows, places, p.channels);
+          add_positions<kMost>(sum, image + run * kRun, row, rows, positions, p.channels);
         }
         sum.store(sums + row * read + run * kRun);
       }
@@ -267,15 +268,15 @@ __global__ void __launch_bounds__(kThreads, 2)
         float sum = 0.0f;
 #pragma unroll 4
         for (int s = 0; s < shares; ++s) sum += parts[s * read + c];
-        if (!p.by_places) {
+        if (!p.by_positions) {
           means[c] = sum * p.scale;
         } else {
           const int own = p.own_runs * kRun, block = c / own;
           const std::uint32_t to = shared_address(others + rank * own + c - block * own);
-          send_cluster(cluster_address(to, block), cluster_address(summed, block), sum);
+          store_cluster_async(cluster_address(to, block), cluster_address(summed, block), sum);
         }
       }
-      if (p.by_places) {
+      if (p.by_positions) {
         wait_for_cluster_bytes(summed);
         for (int c = thread; c < channels; c += kThreads) {
           float sum = 0.0f;
@@ -296,25 +297,25 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
         for (int v = 0; v < kRun; ++v) sum[v] = fmaf(means[c], weight.value[v], sum[v]);
       }
-      constexpr int kAlike = kWarpThreads / kRun;  // lanes that have the same sum
+      constexpr int kSame = kWarpThreads / kRun;  // lanes that have the same sum
       const float total = add_lanes(sum);
-      const int m = h + lane / kAlike;
+      const int m = h + lane / kSame;
       if (p.blocks == 1) {
         received[m] = total;
       } else {
         const std::uint32_t to = shared_address(received + rank * padded + m);
-        for (int b = lane % kAlike; b < p.blocks; b += kAlike) {
-          send_cluster(cluster_address(to, b), cluster_address(barrier, b), total);
+        for (int b = lane % kSame; b < p.blocks; b += kSame) {
+          store_cluster_async(cluster_address(to, b), cluster_address(barrier, b), total);
         }
       }
     }
     // On its way while hidden sums are.
     [[maybe_unused]] Neighbours<X, kRun> kept[Scales ? kKept : 1];
     if constexpr (Scales) {
-      if (row < rows && places <= kFewKept * rows) {
-        keep_places<kFewKept>(kept, image + run * kRun, row, rows, places, p.channels);
+      if (row < rows && positions <= kFewKept * rows) {
+        keep_positions<kFewKept>(kept, image + run * kRun, row, rows, positions, p.channels);
       } else if (row < rows) {
-        keep_places<kKept>(kept, image + run * kRun, row, rows, places, p.channels);
+        keep_positions<kKept>(kept, image + run * kRun, row, rows, positions, p.channels);
       }
     }
     if (p.blocks == 1) {
@@ -365,19 +366,19 @@ __global__ void __launch_bounds__(kThreads, 2)
       __syncthreads();
       if (row < rows) {
         const auto factor = Channels<kRun>::load(means + run * kRun);
-        X* const to = static_cast<X*>(p.y) + std::int64_t{blockIdx.x} * p.places * p.channels +
+        X* const to = static_cast<X*>(p.y) + std::int64_t{blockIdx.x} * p.positions * p.channels +
                       first + run * kRun;
 #pragma unroll
         for (int i = 0; i < kKept; ++i) {
-          const std::int64_t place = row + i * rows;
-          if (place >= places) break;
+          const std::int64_t position = row + i * rows;
+          if (position >= positions) break;
           Channels<kRun> scaled;
 #pragma unroll
           for (int v = 0; v < kRun; ++v) {
             const float product = widened(kept[i].value[v]) * factor.value[v];
             scaled.value[v] = clamp(product, p.lowest, p.highest);
           }
-          scaled.store(to + place * p.channels, p.overflow);
+          scaled.store(to + position * p.channels, p.overflow);
         }
       }
     }

@@ -92,7 +92,7 @@ __global__ void binary_stored_kernel(const Tensor<T> x, const Tensor<T> y, const
   const std::int64_t i = grid_thread();
   if (i >= walk.size) return;
   std::int64_t at[3];
-  walk.place(static_cast<Index>(i), at);
+  walk.position(static_cast<Index>(i), at);
   const auto load = [&](const Tensor<T>& from, int k) {
     if (width == 1 || walk.strides[k][walk.rank - 1] != 0) return from.template load<width>(at[k]);
     return Channels<width>::all(from.template load<1>(at[k]).value[0]);
@@ -176,7 +176,7 @@ template <typename T, int width>
 __global__ void __launch_bounds__(kMeanThreads)
     mean_stored_kernel(const Tensor<T> x, const Tensor<T> y, const AxisShape p, int runs_log2,
                        const Overflow overflow) {
-  __shared__ float sums[kMeanThreads * width];
+  __shared__ float accumulators[kMeanThreads * width];
   let_successors_start();
   wait_for_inputs();
   const int runs = 1 << runs_log2, rows = kMeanThreads >> runs_log2;
@@ -196,22 +196,23 @@ __global__ void __launch_bounds__(kMeanThreads)
   }
   const int columns = runs * width;
 #pragma unroll
-  for (int v = 0; v < width; ++v) sums[row * columns + run * width + v] = sum.value[v];
+  for (int v = 0; v < width; ++v) accumulators[row * columns + run * width + v] = sum.value[v];
   __syncthreads();
   float all = 0.0f;
   const int own = threadIdx.x;
   if (own < columns) {
 #pragma unroll 8
-    for (int r = 0; r < rows; ++r) all += sums[r * columns + own];
+    for (int r = 0; r < rows; ++r) all += accumulators[r * columns + own];
   }
   __syncthreads();
 #if __CUDA_ARCH__ >= 900
   if (parts > 1) {
-    if (own < columns) sums[own] = all;
+    if (own < columns) accumulators[own] = all;
     const auto cluster = cooperative_groups::this_cluster();
     cluster.sync();
     if (blockIdx.z == 0 && own < columns) {
-      for (int part = 1; part < parts; ++part) all += cluster.map_shared_rank(sums, part)[own];
+      for (int part = 1; part < parts; ++part)
+        all += cluster.map_shared_rank(accumulators, part)[own];
     }
     cluster.sync();  // no block ends before its sums were read
   }

@@ -132,7 +132,7 @@ auto scales_at(Void* packed, std::int64_t bytes, ElementType compute_type) {
   return some ? reinterpret_cast<Scale*>(static_cast<Byte*>(packed) + bytes) : nullptr;
 }
 
-// For compensated(): what sums of taps of so many channels lose, measured on an H100.
+// For compensated(): what sums of kernel offsets of so many channels lose, measured on an H100.
 float cut_off_of(int channels) {
   const float lost = channels <= 16 ? 0.63f : channels <= 32 ? 0.75f : channels <= 48 ? 0.8f : 0.9f;
   return cut_off_for(lost);
@@ -174,14 +174,15 @@ void choose_epilogue(Gemm& p, ElementType compute_type) {
                        p.activation == UnaryFunction::swish || p.activation == UnaryFunction::gelu;
   p.may_persist = (all_rounded || compute_type == ElementType::tf32) && in_tiles &&
                   !p.has_prologue() && persistent_epilogue;
-  p.in_rows = p.in_fragments && !p.residual && !p.both && p.taps_a_row == 3 &&
-              p.taps_a_column == 3 && p.stride_h * p.stride_w * p.dilation_h * p.dilation_w == 1;
+  p.in_rows = p.in_fragments && !p.residual && !p.both && p.offsets_per_row == 3 &&
+              p.offsets_per_column == 3 &&
+              p.stride_h * p.stride_w * p.dilation_h * p.dilation_w == 1;
 }
 
 // Steps of the first source that need no more than its `known` channels.
-int steps_ahead(const Gemm& p, ElementType compute_type, int known) {
+int prefetched_steps(const Gemm& p, ElementType compute_type, int known) {
   if (known >= p.channels) return p.own_steps();
-  return p.taps_a_row * p.taps_a_column == 1 ? known / channels_of(compute_type) : 0;
+  return p.offsets_per_row * p.offsets_per_column == 1 ? known / channels_of(compute_type) : 0;
 }
 
 // Of what lies in memory.
@@ -208,10 +209,10 @@ void launch_batch(const Sources& from, const Gemm& batch, const Storage& storage
                   ElementType compute_type, const Launch& launch) {
   if (from.first.shape.n == 0) return;
   const int multiprocessors = target_here().multiprocessors;
-  const std::int64_t places = std::int64_t{batch.out_h} * batch.out_w;
+  const std::int64_t positions = std::int64_t{batch.out_h} * batch.out_w;
   const std::int64_t made =
-      batch.pools ? std::int64_t{batch.out_h / 2} * (batch.out_w / 2) : places;
-  for_each_part_of_batch(from.first.shape.n, places, [&](std::int64_t first, int images) {
+      batch.pools ? std::int64_t{batch.out_h / 2} * (batch.out_w / 2) : positions;
+  for_each_part_of_batch(from.first.shape.n, positions, [&](std::int64_t first, int images) {
     const std::int64_t before = first * made;
     Sources part = from;
     for (SourceImages* source : {&part.first, &part.second}) {
@@ -228,7 +229,7 @@ void launch_batch(const Sources& from, const Gemm& batch, const Storage& storage
     p.y_is_rounded = storage.y != ElementType::float32;
     p.in_pieces = in_pieces(p.y, p.y_pitch, storage.y) &&
                   (!p.residual || in_pieces(p.residual, p.residual_pitch, storage.residual));
-    p.rows = static_cast<int>(images * places);
+    p.rows = static_cast<int>(images * positions);
     choose_epilogue(p, compute_type);
     const Choice choice = choose(p, compute_type, multiprocessors, launch.rank);
     with_type(compute_type, [&](auto* type) {
@@ -310,7 +311,7 @@ void conv2d_nhwc_wgmma(const ConstImages& input, const void* packed, const Image
         "multiples of 16");
   }
   wgmma::set_epilogue(p, output, epilogue);
-  p.ahead = wgmma::steps_ahead(p, compute_type, launch.ready);
+  p.ahead = wgmma::prefetched_steps(p, compute_type, launch.ready);
   p.holds = launch.holds;
   wgmma::launch_batch({{input.data, shape, input.pitch}, {}}, p,
                       {input.storage, residual.storage, output.storage}, compute_type, launch);
@@ -424,7 +425,7 @@ void conv2d_nhwc_wgmma_pair(const ConstImages& input, const ConstImages& other_i
       packed, wgmma::unit_bytes(shape, compute_type) + wgmma::unit_bytes(other, compute_type),
       compute_type);
   wgmma::set_epilogue(p, output, epilogue);
-  p.ahead = wgmma::steps_ahead(p, compute_type, launch.ready);
+  p.ahead = wgmma::prefetched_steps(p, compute_type, launch.ready);
   p.holds = launch.holds;
   wgmma::launch_batch(
       {{input.data, shape, input.pitch}, {other_input.data, other, other_input.pitch}}, p,

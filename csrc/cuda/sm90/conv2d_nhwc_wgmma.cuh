@@ -1,20 +1,21 @@
 // conv2d_nhwc as a product of matrices that the copy engine brings and wgmma multiplies.
 //
-// D [filters, places]: a tile has 64 filters a warpgroup and any multiple of eight places, so that
-// few places waste nothing. K are a filter's taps, (r, s, c) with c fastest, in steps of 128 bytes
-// of one tap's channels. Warps of their own ask for what the steps need, weights before the kernel
-// waits for its inputs, into a ring of stages; warpgroups multiply. Weights are packed as the
-// stages have them (conv2d_nhwc_wgmma_pack.cuh). Images come by im2col copies, or as rows; float32
-// becomes two parts of float16 in the stage (conv2d_nhwc_wgmma_split.cuh).
+// D [filters, positions]: a tile has 64 filters a warpgroup and any multiple of eight positions, so
+// that few positions waste nothing. K are a filter's kernel offsets, (r, s, c) with c fastest, in
+// steps of 128 bytes of one kernel offset's channels. Warps of their own ask for what the steps
+// need, weights before the kernel waits for its inputs, into a ring of stages; warpgroups multiply.
+// Weights are packed as the stages have them (conv2d_nhwc_wgmma_pack.cuh). Images come by im2col
+// copies, or as rows; float32 becomes two parts of float16 in the stage
+// (conv2d_nhwc_wgmma_split.cuh).
 //
 // The blocks of a cluster have parts of a tile's steps. Each adds up every split-th eight of the
-// tile's places: the others send it what they hold of them, and it adds in a fixed order: the bits
-// depend on the shape alone.
+// tile's positions: the others send it what they hold of them, and it adds in a fixed order: the
+// bits depend on the shape alone.
 //
 // Clamped results are made as products are held, with bias and residual. Those that are stored in
-// 16 bits leave through shared memory; of float32 and tf32 at once (AtOnce), 32 bytes of a place by
-// eight lanes. All others leave through shared memory as sums, which what follows is applied to as
-// rows are written.
+// 16 bits leave through shared memory; of float32 and tf32 at once (AtOnce), 32 bytes of a position
+// by eight lanes. All others leave through shared memory as sums, which what follows is applied to
+// as rows are written.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -41,13 +42,13 @@ template <int Groups, int Columns, bool Split = false>
 struct Tile {
   static constexpr int kWeightBytes = Groups * kFilters * kRowBytes;
   static constexpr int kStageBytes = kWeightBytes + Columns * kRowBytes;
-  // Lanes that store sums at once have four places and eight filters: all banks.
+  // Lanes that store sums at once have four positions and eight filters: all banks.
   static constexpr int kPitch = Groups * kFilters + 4;
   static constexpr int kMadePitch = Groups * kFilters * 2 + 16;  // bytes, of rows of 8x8 tiles
   // Pairs of warps that ask for copies. What one asks for takes 220 cycles, longer than the
   // products of a small tile's step: two take turns.
   static constexpr int kPairs = Groups == 1 && Columns <= 128 && !Split ? 2 : 1;
-  // Threads that multiply, and that make two parts of places.
+  // Threads that multiply, and that make two parts of positions.
   static constexpr int kMultiplying = 128 * Groups, kSplitting = Split ? 128 : 0;
   // A block by itself whose sums need more registers than threads have at first: all others, whole
   // warpgroups, give up some of theirs.
@@ -57,7 +58,7 @@ struct Tile {
       TileShape{Groups, Columns, false, Split}.is_alone() ? 1
       : Columns > 128                                     ? 3 - Groups
                                                           : 2;
-  // Barriers of a stage: it is full, and empty, and its places are two parts.
+  // Barriers of a stage: it is full, and empty, and its positions are two parts.
   static constexpr int kStageBarriers = Split ? 3 : 2;
 };
 
@@ -76,7 +77,8 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   constexpr int kTileFilters = Groups * kFilters, kThreads = At::kMultiplying;
   constexpr bool kRounds = sizeof(T) == 2;  // results that are stored as what is multiplied
   constexpr bool kSplits = std::is_same_v<T, float>;
-  // Those that made parts of places help to write rows, where all threads have as many registers.
+  // Those that made parts of positions help to write rows, where all threads have as many
+  // registers.
   constexpr bool kHelps = kSplits && !AtOnce && !At::kGives;
   using Rows = RowsEpilogue<T, kThreads + (kHelps ? At::kSplitting : 0), Groups, Columns>;
   using Splitter = Splitting<kSplits ? Columns : 64, Prologue>;  // of float32 alone
@@ -88,7 +90,8 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   const std::uint32_t empty = full + 8 * p.stages, split = empty + 8 * p.stages;
   const std::uint32_t residual_is_here = full + At::kStageBarriers * 8 * p.stages;
   const std::uint32_t all_received = residual_is_here + 8;
-  const std::uint32_t sums_are_made = residual_is_here;  // of float32, whose residual is not copied
+  const std::uint32_t accumulators_are_complete =
+      residual_is_here;  // of float32, whose residual is not copied
 
   if (!p.holds) let_successors_start();
   const int thread = threadIdx.x, warp = same_in_warp(thread / 32);
@@ -98,7 +101,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   const Gemm::Steps own = p.steps_at<Both>(first_filter);
   const int first_step = own.first + rank * p.steps_a_block;
   const int steps = max(0, min(p.steps_a_block, own.end - first_step));
-  // The block adds up and writes every p.split-th eight of the tile's places.
+  // The block adds up and writes every p.split-th eight of the tile's positions.
   const int own_eights = (Columns / 8 - rank + p.split - 1) >> p.log_split;
   const int units = min(Groups, (p.filters - first_filter + kFilters - 1) / kFilters);
 
@@ -126,7 +129,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   __syncthreads();
   if (kForRacecheck && p.split > 1) wait_at_cluster_barrier();  // else it does not end
 
-  const auto place_of = [&](int row) {
+  const auto position_of = [&](int row) {
     return first_row + ((((row >> 3) << p.log_split) + rank) << 3) + row % 8;
   };
   const auto scales_of = [&](int stage) {
@@ -163,8 +166,8 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
       if constexpr (kHelps) {
         const Rows rows(p, first_filter, thread);
         wait_for_inputs();  // the residual may be one
-        wait_mbarrier(sums_are_made, 0);
-        rows.template write<At::kPitch>(p, memory, own_eights * 8, place_of);
+        wait_mbarrier(accumulators_are_complete, 0);
+        rows.template write<At::kPitch>(p, memory, own_eights * 8, position_of);
       }
       return;
     }
@@ -203,9 +206,9 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
         next();
       }
     } else {
-      Taps<T, Both> taps(p, images, others, first_row);
-      taps.seek(first_step + first);
-      if (taps.is_nowhere()) return;
+      KernelOffsets<T, Both> kernel_offsets(p, images, others, first_row);
+      kernel_offsets.seek(first_step + first);
+      if (kernel_offsets.is_nowhere()) return;
       bool waited = false;
       const auto wait = [&] {
         wait_for_inputs();
@@ -218,9 +221,9 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
                             barrier = full + 8 * stage;
         if (!waited && first_step + step >= p.ahead) wait();
         wait_mbarrier(empty + 8 * stage, parity);
-        if (leads) taps.copy(to, barrier);
+        if (leads) kernel_offsets.copy(to, barrier);
 #pragma unroll
-        for (int i = 0; i < kPairs; ++i) taps.next();
+        for (int i = 0; i < kPairs; ++i) kernel_offsets.next();
         next();
       }
       if (!waited) wait();
@@ -263,20 +266,20 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
                                                              thread);
   }
 
-  float sums[Columns / 2] = {};
+  float accumulators[Columns / 2] = {};
   if constexpr (kSplits) {
     const std::uint64_t weights = matrix_descriptor(ring + warp / 4 * kUnitBytes);
-    const std::uint64_t places = matrix_descriptor(ring + At::kWeightBytes);
+    const std::uint64_t positions = matrix_descriptor(ring + At::kWeightBytes);
     int stage = 0, parity = 0;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       float of_step[Columns / 2];
       wait_mbarrier(split + 8 * stage, parity);
       const int at = stage * (At::kStageBytes >> 4);
-      multiply_parts<Columns>(of_step, weights + at, places + at);
+      multiply_parts<Columns>(of_step, weights + at, positions + at);
       wgmma_wait<0>();
       take(of_step);
-      add_scaled(sums, of_step, scales_of(stage));
+      add_scaled(accumulators, of_step, scales_of(stage));
       arrive_for_warp(empty + 8 * stage);
       if (++stage == p.stages) {
         stage = 0;
@@ -285,11 +288,11 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
     }
 #pragma unroll
     for (int i = 0; i < Columns / 2; ++i) {
-      sums[i] = compensated(sums[i], p.cut_off) * filters[i % 4 / 2];
+      accumulators[i] = compensated(accumulators[i], p.cut_off) * filters[i % 4 / 2];
     }
   } else {
     const std::uint64_t weights = matrix_descriptor(ring + warp / 4 * kUnitBytes);
-    const std::uint64_t places = matrix_descriptor(ring + At::kWeightBytes);
+    const std::uint64_t positions = matrix_descriptor(ring + At::kWeightBytes);
     int stage = 0, parity = 0, before = 0;
     Preparation<T, kThreads, Columns, Prologue> preparation(p, first_row, thread);
     preparation.load(first_step);
@@ -301,7 +304,7 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
         preparation.apply(memory + stage * At::kStageBytes + At::kWeightBytes);
         preparation.load(first_step + step + 1);
       }
-      multiply_rows<T, Columns>(sums, weights + at, places + at);
+      multiply_rows<T, Columns>(accumulators, weights + at, positions + at);
       wgmma_commit();
       wgmma_wait<1>();  // those of the step before
       if (step > 0 && thread % 128 == 0) arrive(empty + 8 * before);
@@ -318,15 +321,15 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
     if (p.ahead > 0) wait();
     if (p.residual_rows > 0) wait_mbarrier(residual_is_here, 0);
   };
-  // What is made: rounded, [own places][kMadePitch], or sums, [own places][kPitch].
+  // What is made: rounded, [own positions][kMadePitch], or sums, [own positions][kPitch].
   const std::uint32_t made = ring + p.at.made;
   const std::uint32_t tiles_to =
       made + row_of_tiles(thread) * At::kMadePitch + warp * 32 + piece_of_tiles(thread) * 16;
   const std::uint32_t tiles_from =
       ring + p.at.residual + (warp / 4 * p.residual_rows + row_of_tiles(thread)) * kRowBytes +
       swizzled(row_of_tiles(thread), warp % 4 * 2 + piece_of_tiles(thread)) * 16;
-  float* const made_sums =
-      reinterpret_cast<float*>(memory + p.at.made) + place_of_sums<At::kPitch>(thread);
+  float* const made_accumulators =
+      reinterpret_cast<float*>(memory + p.at.made) + accumulator_index<At::kPitch>(thread);
   bool past = false;
   const auto load_residual = [&](int eight, std::uint32_t (&tiles)[2]) {
     tiles[0] = tiles[1] = 0;
@@ -334,19 +337,19 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
   };
   const auto end = [&](int eight, const float (&sum)[4], const std::uint32_t (&tiles)[2]) {
     if constexpr (kRounds) {
-      past |=
-          end_in_fragments<T>(Clamp{p.low, p.high}, sum, bias, tiles, p.rows - place_of(eight * 8),
-                              tiles_to + eight * 8 * At::kMadePitch);
+      past |= epilogue_in_fragments<T>(Clamp{p.low, p.high}, sum, bias, tiles,
+                                       p.rows - position_of(eight * 8),
+                                       tiles_to + eight * 8 * At::kMadePitch);
     }
   };
-  // What a thread holds of eight places, as it lies in memory as float32.
+  // What a thread holds of eight positions, as it lies in memory as float32.
   const int held_filter = first_filter + warp * 16 + thread % 32 / 4;
   const auto at_held = [&](int eight, int pitch, const auto& body) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const std::int64_t place = place_of(eight * 8 + thread % 4 * 2 + i % 2);
+      const std::int64_t position = position_of(eight * 8 + thread % 4 * 2 + i % 2);
       const int of = held_filter + 8 * (i / 2);
-      if (place < p.rows && of < p.filters) body(i, place * pitch + of);
+      if (position < p.rows && of < p.filters) body(i, position * pitch + of);
     }
   };
   const auto load_held = [&](int eight, float (&to)[4]) {
@@ -354,18 +357,18 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
     at_held(eight, p.residual_pitch,
             [&](int i, std::int64_t from) { to[i] = static_cast<const float*>(p.residual)[from]; });
   };
-  const auto end_held = [&](int eight, const float (&sum)[4], const float (&added)[4]) {
+  const auto epilogue_held = [&](int eight, const float (&sum)[4], const float (&added)[4]) {
     at_held(eight, p.y_pitch, [&](int i, std::int64_t to) {
       static_cast<float*>(p.y)[to] = clamp(sum[i] + (bias[i / 2] + added[i]), p.low, p.high);
     });
   };
-  const auto keep_sums = [&](int eight, const float (&sum)[4]) {
-    store_sums<At::kPitch>(made_sums + eight * 8 * At::kPitch, sum);
+  const auto keep_accumulators = [&](int eight, const float (&sum)[4]) {
+    store_accumulators<At::kPitch>(made_accumulators + eight * 8 * At::kPitch, sum);
   };
   float added[4] = {};  // of the next eight, asked for while others still send
   const auto add_up = [&](auto split) {
     add_up_in_cluster<split, Columns, kThreads>(
-        reinterpret_cast<float4*>(memory), sums, rank, received, all_received, thread,
+        reinterpret_cast<float4*>(memory), accumulators, rank, received, all_received, thread,
         [&] {
           ready();
           if (AtOnce) load_held(0, added);
@@ -374,14 +377,14 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
           if (AtOnce) {
             float next[4] = {};
             if (eight + 1 < own_eights) load_held(eight + 1, next);
-            end_held(eight, sum, added);
+            epilogue_held(eight, sum, added);
             memcpy(added, next, sizeof(added));
           } else if (in_fragments) {
             std::uint32_t tiles[2];
             load_residual(eight, tiles);
             end(eight, sum, tiles);
           } else {
-            keep_sums(eight, sum);
+            keep_accumulators(eight, sum);
           }
         });
   };
@@ -395,8 +398,10 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
       for (int j = first; j < kEights && j < first + kAtOnce; ++j) load_held(j, more[j - first]);
 #pragma unroll
       for (int j = first; j < kEights && j < first + kAtOnce; ++j) {
-        end_held(j, {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]},
-                 more[j - first]);
+        epilogue_held(j,
+                      {accumulators[4 * j], accumulators[4 * j + 1], accumulators[4 * j + 2],
+                       accumulators[4 * j + 3]},
+                      more[j - first]);
       }
     }
   } else if (p.split == 1) {
@@ -412,11 +417,12 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
       }
 #pragma unroll
       for (int j = first; j < kEights && j < first + kAtOnce; ++j) {
-        const float sum[4] = {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]};
+        const float sum[4] = {accumulators[4 * j], accumulators[4 * j + 1], accumulators[4 * j + 2],
+                              accumulators[4 * j + 3]};
         if (in_fragments) {
           end(j, sum, tiles[j - first]);
         } else {
-          keep_sums(j, sum);
+          keep_accumulators(j, sum);
         }
       }
     }
@@ -428,13 +434,13 @@ __global__ void __launch_bounds__(TileOf<T, Groups, Columns>::kThreads,
     add_up(std::integral_constant<int, 8>());
   }
   if (AtOnce) return;
-  if constexpr (kHelps) arrive_for_warp(sums_are_made);
+  if constexpr (kHelps) arrive_for_warp(accumulators_are_complete);
   if (past && warp / 4 < units) tell(p.overflow);  // filters beyond the last have no weights
   named_barrier<kThreads>(1);
   if (in_fragments) {
-    rows.copy(p, made, At::kMadePitch, own_eights * 8, place_of);
+    rows.copy(p, made, At::kMadePitch, own_eights * 8, position_of);
   } else {
-    rows.template write<At::kPitch>(p, memory, own_eights * 8, place_of);
+    rows.template write<At::kPitch>(p, memory, own_eights * 8, position_of);
   }
 #endif
 }

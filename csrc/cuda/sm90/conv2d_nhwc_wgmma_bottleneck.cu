@@ -44,7 +44,9 @@ void check(const Conv2dShape& shape, int outputs, int reduced) {
 }
 
 // Bytes of the packed weights of 3x3, then of each of the others.
-std::int64_t first_bytes(int shares) { return std::int64_t{kTaps} * shares * shares * kUnitBytes; }
+std::int64_t first_bytes(int shares) {
+  return std::int64_t{kKernelOffsets} * shares * shares * kUnitBytes;
+}
 std::int64_t next_bytes(int shares) {
   return std::int64_t{kExpansion} * shares * shares * kUnitBytes;
 }
@@ -156,8 +158,8 @@ void bottleneck(const void* x, const void* packed, void* y, void* next,
                      third_clamp = wgmma::clamp_of(third.activation, kExpected);
   with_halves("bottleneck", compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    const std::int64_t places = std::int64_t{shape.h} * shape.w;
-    for_each_part_of_batch(shape.n, places, [&](std::int64_t before, int images) {
+    const std::int64_t positions = std::int64_t{shape.h} * shape.w;
+    for_each_part_of_batch(shape.n, positions, [&](std::int64_t before, int images) {
       bottlenecks::Bottleneck p = tiled;
       p.first = static_cast<const char*>(packed);
       p.second = p.first + bottlenecks::first_bytes(shares);
@@ -165,8 +167,8 @@ void bottleneck(const void* x, const void* packed, void* y, void* next,
       p.first_bias = epilogues[0].bias;
       p.second_bias = epilogues[1].bias;
       p.third_bias = epilogues[2].bias;
-      p.y = static_cast<T*>(y) + before * places * outputs;
-      p.e = static_cast<T*>(next) + before * places * reduced;
+      p.y = static_cast<T*>(y) + before * positions * outputs;
+      p.e = static_cast<T*>(next) + before * positions * reduced;
       p.adds = residual != nullptr;
       p.filters = shape.k;
       p.outputs = outputs;
@@ -179,10 +181,10 @@ void bottleneck(const void* x, const void* packed, void* y, void* next,
       in.n = out.n = images;
       out.c = outputs;
       const T* const added =
-          p.adds ? static_cast<const T*>(residual) + before * places * outputs : nullptr;
+          p.adds ? static_cast<const T*>(residual) + before * positions * outputs : nullptr;
       const CUtensorMap rows =
-          wgmma::map_of_boxes<T>(static_cast<const T*>(x) + before * places * shape.c, in, shape.c,
-                                 p.lines + 2, p.columns + 2);
+          wgmma::map_of_boxes<T>(static_cast<const T*>(x) + before * positions * shape.c, in,
+                                 shape.c, p.lines + 2, p.columns + 2);
       const CUtensorMap residuals =
           p.adds ? wgmma::map_of_boxes<T>(added, out, outputs, p.lines, p.added_columns)
                  : CUtensorMap{};

@@ -17,7 +17,7 @@ constexpr int kHalf = 110 * 1024, kAll = 200 * 1024;
 // What a launch takes, in microseconds: fitted to launches of 78 convolutions (of tf32 47), of
 // batches of 1, 5 and 20, on an H200, of float32 to those of 61 on an H100; the geometric mean of
 // the times of what is chosen is 1.02 times that of the fastest (docs/explanation/performance.md).
-// Of one-tile blocks, then of blocks that stay, of tf32 fitted to launches of 20.
+// Of one-tile blocks, then of persistent blocks, of tf32 fitted to launches of 20.
 struct TileCost {
   double step;   // of a block by itself
   double share;  // of a step of each block that a multiprocessor has
@@ -25,8 +25,8 @@ struct TileCost {
 struct Costs {
   double launch;
   double cluster_block;  // for each block of a cluster
-  double sent;           // eight places, to others of the cluster
-  double eight, shared;  // eight places' end, likewise
+  double sent;           // eight positions, to others of the cluster
+  double eight, shared;  // eight positions' end, likewise
   double latency;        // of a copy, which all stages share
   TileCost before;       // what a tile's costs are more with something before the products
   Shapes shapes;
@@ -48,27 +48,27 @@ static_assert(sizeof(kSplitTileCosts) / sizeof(TileCost) == kShapesOf<float>.cou
 constexpr Costs kSplitCosts = {
     0.909, 0.129, 0.134, 0.385, 0.193, 1.717, {}, kShapesOf<float>, kSplitTileCosts};
 
-// Of blocks that stay: each of a block's tiles takes `tile` and the longer of its steps and its
+// Of persistent blocks: each of a block's tiles takes `tile` and the longer of its steps and its
 // `end`.
-struct StayingCost {
+struct PersistentCost {
   double tile, step, end;
 };
-constexpr double kStayingLaunch = 1.884;
-constexpr StayingCost kStayingCosts[] = {
+constexpr double kPersistentLaunch = 1.884;
+constexpr PersistentCost kPersistentCosts[] = {
     {0.747, 0.488, 0.780}, {1.311, 0.518, 0.701}, {1.055, 0.493, 1.325}};
-constexpr StayingCost kTf32StayingCosts[] = {
+constexpr PersistentCost kTf32PersistentCosts[] = {
     {0.561, 0.520, 3.429}, {2.929, 0.434, 2.124}, {2.132, 0.312, 3.413}};
 // Of gelu, of 16 bits, fitted to launches of four; what an end takes longer where blocks do not
-// stay, for each eight places of 64 filters.
-constexpr StayingCost kGeluStayingCosts[] = {
+// stay, for each eight positions of 64 filters.
+constexpr PersistentCost kGeluPersistentCosts[] = {
     {0.300, 0.530, 1.630}, {1.350, 0.400, 0.860}, {1.730, 0.350, 0.750}};
 constexpr double kGeluEpilogue = 0.05;
-static_assert(sizeof(kStayingCosts) / sizeof(kStayingCosts[0]) == kStayingTiles);
-static_assert(sizeof(kTf32StayingCosts) == sizeof(kStayingCosts));
-static_assert(sizeof(kGeluStayingCosts) == sizeof(kStayingCosts));
+static_assert(sizeof(kPersistentCosts) / sizeof(kPersistentCosts[0]) == kPersistentTiles);
+static_assert(sizeof(kTf32PersistentCosts) == sizeof(kPersistentCosts));
+static_assert(sizeof(kGeluPersistentCosts) == sizeof(kPersistentCosts));
 // Of products of 16 bits where multiprocessors have one of the largest tiles each, fitted to two:
 // all but steps, and a step.
-constexpr double kStayingOnce = 5.3, kStayingOnceStep = 0.254;
+constexpr double kPersistentOnce = 5.3, kPersistentOnceStep = 0.254;
 
 // Of tiles that are rows or parts of them, fitted to launches of six and of three: a step of each
 // block of a multiprocessor.
@@ -93,7 +93,7 @@ const Costs& costs_of(ElementType compute_type) {
 }
 
 // A tile with 1, 2, 4 and 8 blocks for its sums; patches too.
-using Rating = Rated<Choice, kTiles * 4 + kStayingTiles + kRowsTiles * 2 + kPatches + 3>;
+using Rating = Rated<Choice, kTiles * 4 + kPersistentTiles + kRowsTiles * 2 + kPatches + 3>;
 
 void rate_patches(Rating& found, const Gemm& p, int multiprocessors) {
   for (int tile = 0; tile < kPatches && p.in_rows; ++tile) {
@@ -104,8 +104,8 @@ void rate_patches(Rating& found, const Gemm& p, int multiprocessors) {
     for (int split = 1; split <= (tile + 1 == kPatches ? kPatchSplit : 1); split *= 2) {
       const int chunks = divided(p.chunks, split);
       // Of a multiprocessor; clusters do not fill the groups that multiprocessors are in.
-      const int places = split < 4 ? multiprocessors : multiprocessors * (64 - split) / 66;
-      const double all = tiles * split / places;
+      const int positions = split < 4 ? multiprocessors : multiprocessors * (64 - split) / 66;
+      const double all = tiles * split / positions;
       if (split > 1 && (chunks * (split - 1) >= p.chunks || all > 1)) continue;
       const double blocks = all > 1 ? 2 * std::ceil(all / 2) : 1;
       const double steps = p.steps / p.chunks * chunks * cost.step;
@@ -138,8 +138,8 @@ Rating rate(const Gemm& p, ElementType compute_type, int multiprocessors) {
       const int most = p.most_steps(), steps = divided(most, split);
       if (steps * (split - 1) >= most) continue;  // a block would have none
       // Of a multiprocessor; clusters do not fill the groups that multiprocessors are in.
-      const int places = split < 4 ? multiprocessors : multiprocessors * (64 - split) / 66;
-      const double blocks = std::ceil(tiles * split / places);
+      const int positions = split < 4 ? multiprocessors : multiprocessors * (64 - split) / 66;
+      const double blocks = std::ceil(tiles * split / positions);
       // Two blocks of a multiprocessor, of this launch or of the next, have half of its memory.
       const bool alone = blocks == 1 || shape.is_alone();
       const int own = own_rows(shape.columns, split);
@@ -151,46 +151,46 @@ Rating rate(const Gemm& p, ElementType compute_type, int multiprocessors) {
       const int stages = std::max(2, ((alone ? kAll : kHalf) - beside) / shape.stage_bytes());
       const double late = steps > stages ? costs.latency / stages : 0.0,
                    rounds = std::ceil(blocks / 2);
-      const double sums = std::max(steps * std::max(cost.step, late) * rounds,
-                                   steps * (p.mean_steps() / most) * cost.share * blocks);
+      const double accumulators = std::max(steps * std::max(cost.step, late) * rounds,
+                                           steps * (p.mean_steps() / most) * cost.share * blocks);
       const double sent =
           split > 1 ? costs.cluster_block * split + costs.sent * (shape.columns / 8) : 0.0;
       const double shared = costs.shared + (is_gelu ? kGeluEpilogue : 0.0);
       const double end = own / 8 * std::max(costs.eight * rounds, shared * shape.groups * blocks);
-      found.add(costs.launch + sent * rounds + sums + end,
+      found.add(costs.launch + sent * rounds + accumulators + end,
                 {Form::one_tile, tile, split, stages, multiprocessors});
     }
   }
-  for (int tile = 0; tile < kStayingTiles && p.may_persist; ++tile) {
-    const StayingShape& shape = kStaying[tile];
-    const StayingCost& cost = (is_gelu                     ? kGeluStayingCosts
-                               : has_16_bits(compute_type) ? kStayingCosts
-                                                           : kTf32StayingCosts)[tile];
+  for (int tile = 0; tile < kPersistentTiles && p.may_persist; ++tile) {
+    const PersistentShape& shape = kPersistent[tile];
+    const PersistentCost& cost = (is_gelu                     ? kGeluPersistentCosts
+                                  : has_16_bits(compute_type) ? kPersistentCosts
+                                                              : kTf32PersistentCosts)[tile];
     const double tiles =
         double{1} * divided(p.rows, shape.columns) * divided(p.filters, shape.groups * kFilters);
     if (!p.fits(shape.groups * kFilters)) continue;
     if (tiles <= multiprocessors) {
-      if (tile + 1 == kStayingTiles && has_16_bits(compute_type) && p.tiled && !p.both) {
-        found.add(kStayingOnce + p.steps * kStayingOnceStep,
-                  {Form::staying, tile, 1, 0, multiprocessors});
+      if (tile + 1 == kPersistentTiles && has_16_bits(compute_type) && p.tiled && !p.both) {
+        found.add(kPersistentOnce + p.steps * kPersistentOnceStep,
+                  {Form::persistent, tile, 1, 0, multiprocessors});
       }
       continue;
     }
     const double rounds = std::ceil(tiles / (multiprocessors * shape.blocks));
     found.add(
-        kStayingLaunch + rounds * (cost.tile + std::max(p.mean_steps() * cost.step, cost.end)),
-        {Form::staying, tile, 1, 0, multiprocessors});
+        kPersistentLaunch + rounds * (cost.tile + std::max(p.mean_steps() * cost.step, cost.end)),
+        {Form::persistent, tile, 1, 0, multiprocessors});
   }
   for (int tile = 0; tile < kRowsTiles && p.in_rows; ++tile) {
     const RowsShape& shape = kRows[tile];
     const int lines = lines_of(shape, p.out_h, p.out_w);
     if (lines == 0) continue;
-    const int places = lines * (shape.several ? p.out_w : shape.columns);
+    const int positions = lines * (shape.several ? p.out_w : shape.columns);
     const double tiles =
-        double{1} * (p.rows / places) * divided(p.filters, shape.groups * kFilters);
+        double{1} * (p.rows / positions) * divided(p.filters, shape.groups * kFilters);
     for (int split = 1; split <= (shape.several ? kRowsSplit : 1); split *= 2) {
       const double blocks = std::ceil(tiles * split / multiprocessors);
-      // Where they take turns, blocks that stay are faster.
+      // Where they take turns, persistent blocks are faster.
       if (p.chunks < split || blocks > shape.blocks) continue;
       const int steps = p.steps / p.chunks * divided(p.chunks, split);
       found.add(kRowsCosts[tile].tile + steps * kRowsCosts[tile].step * blocks +

@@ -11,25 +11,26 @@
 
 namespace cnn_engine::cuda::wgmma {
 
-// What warps hold of eight places (wgmma.cuh), as [places][Pitch] with the rows of D side by side.
+// What warps hold of eight positions (wgmma.cuh), as [positions][Pitch] with the rows of D side by
+// side.
 template <int Pitch>
-__device__ inline int place_of_sums(unsigned thread) {
+__device__ inline int accumulator_index(unsigned thread) {
   return thread % 4 * 2 * Pitch + thread / 32 * 16 + thread % 32 / 4;
 }
 template <int Pitch>
-__device__ inline void store_sums(float* to, const float (&sums)[4]) {
-  to[0] = sums[0];
-  to[Pitch] = sums[1];
-  to[8] = sums[2];
-  to[Pitch + 8] = sums[3];
+__device__ inline void store_accumulators(float* to, const float (&accumulators)[4]) {
+  to[0] = accumulators[0];
+  to[Pitch] = accumulators[1];
+  to[8] = accumulators[2];
+  to[Pitch + 8] = accumulators[3];
 }
 
 // What the `Split` blocks of a cluster, those from `first` on, hold of a tile is added up. Every
-// Split-th eight of the places is one block's, or `Together` that follow each other: block b sends
-// it what its threads hold, [(b ^ owner) - 1][eight][thread][4], and it adds that in this order to
-// its own.
+// Split-th eight of the positions is one block's, or `Together` that follow each other: block b
+// sends it what its threads hold, [(b ^ owner) - 1][eight][thread][4], and it adds that in this
+// order to its own.
 template <int Split, int Columns, int Threads, int Together>
-struct ClusterSums {
+struct ClusterAccumulators {
   static constexpr int kEights = Columns / 8, kAtOnce = Split * Together;
   static constexpr int kOwn = (kEights + kAtOnce - 1) / kAtOnce * Together;
   static constexpr int kEightBytes = Threads * 16, kBlockBytes = kOwn * kEightBytes;
@@ -43,15 +44,16 @@ struct ClusterSums {
   }
 
   // `received` is where a thread's numbers come to.
-  static __device__ void send(const float (&sums)[Columns / 2], int rank, std::uint32_t received,
-                              std::uint32_t all_received, int first) {
+  static __device__ void send(const float (&accumulators)[Columns / 2], int rank,
+                              std::uint32_t received, std::uint32_t all_received, int first) {
 #pragma unroll
     for (int j = 0; j < kEights; ++j) {
       if (owner(j) == rank) continue;
       const std::uint32_t slot = received + ((rank ^ owner(j)) - 1) * kBlockBytes;
-      send_cluster(cluster_address(slot + own_eight(j) * kEightBytes, first + owner(j)),
-                   cluster_address(all_received, first + owner(j)), sums[4 * j], sums[4 * j + 1],
-                   sums[4 * j + 2], sums[4 * j + 3]);
+      store_cluster_async(cluster_address(slot + own_eight(j) * kEightBytes, first + owner(j)),
+                          cluster_address(all_received, first + owner(j)), accumulators[4 * j],
+                          accumulators[4 * j + 1], accumulators[4 * j + 2],
+                          accumulators[4 * j + 3]);
     }
   }
 };
@@ -59,29 +61,31 @@ struct ClusterSums {
 // Adds up what a cluster's blocks hold and calls keep(eight, sums). A block's own sums lie in `own`
 // meanwhile. What else is needed is waited for by ready(), when all is sent.
 template <int Split, int Columns, int Threads, typename Ready, typename Keep>
-__device__ inline void add_up_in_cluster(float4* own, const float (&sums)[Columns / 2], int rank,
-                                         std::uint32_t received, std::uint32_t all_received,
-                                         unsigned thread, const Ready& ready, const Keep& keep) {
-  using Sums = ClusterSums<Split, Columns, Threads, 1>;
+__device__ inline void add_up_in_cluster(float4* own, const float (&accumulators)[Columns / 2],
+                                         int rank, std::uint32_t received,
+                                         std::uint32_t all_received, unsigned thread,
+                                         const Ready& ready, const Keep& keep) {
+  using Accumulators = ClusterAccumulators<Split, Columns, Threads, 1>;
   received += thread * 16;
-  Sums::send(sums, rank, received, all_received, 0);
+  Accumulators::send(accumulators, rank, received, all_received, 0);
   named_barrier<Threads>(1);  // no one multiplies what lies in the ring
 #pragma unroll
-  for (int j = 0; j < Sums::kEights; ++j) {
-    if (Sums::owner(j) != rank) continue;
-    own[Sums::own_eight(j) * Threads + thread] = {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2],
-                                                  sums[4 * j + 3]};
+  for (int j = 0; j < Accumulators::kEights; ++j) {
+    if (Accumulators::owner(j) != rank) continue;
+    own[Accumulators::own_eight(j) * Threads + thread] = {
+        accumulators[4 * j], accumulators[4 * j + 1], accumulators[4 * j + 2],
+        accumulators[4 * j + 3]};
   }
   ready();
-  if (rank >= Sums::kEights) return;
+  if (rank >= Accumulators::kEights) return;
   wait_mbarrier_cluster(all_received, 0);
 #pragma unroll 1
-  for (int eight = 0; eight * Split + rank < Sums::kEights; ++eight) {
+  for (int eight = 0; eight * Split + rank < Accumulators::kEights; ++eight) {
     float4 sum = own[eight * Threads + thread];
 #pragma unroll
     for (int block = 0; block < Split - 1; ++block) {
-      const float4 more =
-          load_float4(received + block * Sums::kBlockBytes + eight * Sums::kEightBytes);
+      const float4 more = load_float4(received + block * Accumulators::kBlockBytes +
+                                      eight * Accumulators::kEightBytes);
       sum.x += more.x;
       sum.y += more.y;
       sum.z += more.z;
@@ -94,31 +98,32 @@ __device__ inline void add_up_in_cluster(float4* own, const float (&sums)[Column
 // The same of kernels that have registers for it: one eight after another would wait for its loads
 // each time, and here all are on their way at once.
 template <int Split, int Columns, int Threads, int Together = 1, typename Ready, typename Keep>
-__device__ inline void add_up_at_once(const float (&sums)[Columns / 2], int rank,
+__device__ inline void add_up_at_once(const float (&accumulators)[Columns / 2], int rank,
                                       std::uint32_t received, std::uint32_t all_received,
                                       unsigned thread, const Ready& ready, const Keep& keep,
                                       int first = 0) {
-  using Sums = ClusterSums<Split, Columns, Threads, Together>;
+  using Accumulators = ClusterAccumulators<Split, Columns, Threads, Together>;
   received += thread * 16;
-  Sums::send(sums, rank, received, all_received, first);
-  float own[Sums::kOwn][4] = {};
+  Accumulators::send(accumulators, rank, received, all_received, first);
+  float own[Accumulators::kOwn][4] = {};
 #pragma unroll
-  for (int j = 0; j < Sums::kEights; ++j) {
-    float (&of)[4] = own[Sums::own_eight(j)];
+  for (int j = 0; j < Accumulators::kEights; ++j) {
+    float (&of)[4] = own[Accumulators::own_eight(j)];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) of[i] = Sums::owner(j) == rank ? sums[4 * j + i] : of[i];
+    for (int i = 0; i < 4; ++i)
+      of[i] = Accumulators::owner(j) == rank ? accumulators[4 * j + i] : of[i];
   }
   named_barrier<Threads>(1);  // no one multiplies what lies in the ring
   ready();
-  if (rank * Together >= Sums::kEights) return;
+  if (rank * Together >= Accumulators::kEights) return;
   wait_mbarrier_cluster(all_received, 0);
 #pragma unroll
   for (int block = 0; block < Split - 1; ++block) {
 #pragma unroll
-    for (int eight = 0; eight < Sums::kOwn; ++eight) {
-      if (!Sums::is_own(eight, rank)) continue;
-      const float4 more =
-          load_float4(received + block * Sums::kBlockBytes + eight * Sums::kEightBytes);
+    for (int eight = 0; eight < Accumulators::kOwn; ++eight) {
+      if (!Accumulators::is_own(eight, rank)) continue;
+      const float4 more = load_float4(received + block * Accumulators::kBlockBytes +
+                                      eight * Accumulators::kEightBytes);
       own[eight][0] += more.x;
       own[eight][1] += more.y;
       own[eight][2] += more.z;
@@ -126,13 +131,13 @@ __device__ inline void add_up_at_once(const float (&sums)[Columns / 2], int rank
     }
   }
 #pragma unroll
-  for (int eight = 0; eight < Sums::kOwn; ++eight) {
-    if (Sums::is_own(eight, rank)) keep(eight, own[eight]);
+  for (int eight = 0; eight < Accumulators::kOwn; ++eight) {
+    if (Accumulators::is_own(eight, rank)) keep(eight, own[eight]);
   }
 }
 
 // Where a lane's row of a pair of 8x8 tiles begins for load_two_tiles and store_two_tiles: eight
-// places of 16 filters.
+// positions of 16 filters.
 __device__ inline int row_of_tiles(int lane) { return lane % 8; }
 __device__ inline int piece_of_tiles(int lane) { return lane / 8 % 2; }
 
@@ -181,17 +186,18 @@ struct Rounded {
   }
 };
 
-// KnownActivation eight places of 16 filters, as a warp holds them (wgmma.cuh), and stores them
+// Finishes eight positions of 16 filters, as a warp holds them (wgmma.cuh), and stores them
 // rounded: a lane gives the address of a row of the result. Returns whether one of the first `left`
-// places is past the range of T.
+// positions is past the range of T.
 template <typename T, typename Function>
-__device__ inline bool end_in_fragments(const Function& function, const float (&sums)[4],
-                                        const float (&bias)[2], const std::uint32_t (&residual)[2],
-                                        int left, std::uint32_t to) {
+__device__ inline bool epilogue_in_fragments(const Function& function,
+                                             const float (&accumulators)[4], const float (&bias)[2],
+                                             const std::uint32_t (&residual)[2], int left,
+                                             std::uint32_t to) {
   float value[4];
   load_neighbours(reinterpret_cast<const T*>(residual), value);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) value[i] = sums[i] + (bias[i / 2] + value[i]);
+  for (int i = 0; i < 4; ++i) value[i] = accumulators[i] + (bias[i / 2] + value[i]);
   function(value);
   alignas(8) T made[4];
   bool past = false;
@@ -235,11 +241,11 @@ class Infinities {
   __half2 most_ = __float2half2_rn(0.0f);
 };
 
-// Likewise n times eight places, which have a residual where they are stored, or none. `left` are
-// those from the first on.
+// Likewise n times eight positions, which have a residual where they are stored, or none. `left`
+// are those from the first on.
 template <typename T, bool Residual, int n, typename Function>
-__device__ inline bool end_eights(const Function& function, const float* sums,
-                                  const float (&bias)[2], int left, std::uint32_t at) {
+__device__ inline bool epilogue_eights(const Function& function, const float* accumulators,
+                                       const float (&bias)[2], int left, std::uint32_t at) {
   constexpr int kEightBytes = 8 * kRowBytes;
   constexpr bool kLooks = std::is_same_v<T, __half>;
   float value[n][4];
@@ -256,7 +262,7 @@ __device__ inline bool end_eights(const Function& function, const float* sums,
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float more = Residual ? bias[i / 2] + value[j][i] : bias[i / 2];
-      value[j][i] = sums[4 * j + i] + more;
+      value[j][i] = accumulators[4 * j + i] + more;
     }
     function(value[j]);
     std::uint32_t made[2];
@@ -309,8 +315,8 @@ __device__ inline void store_piece(To* to, const float (&from)[n], bool whole, i
   }
 }
 
-// The end in rows, of a tile's filters, `Groups` times 64, and up to `Columns` places: a thread has
-// neighbouring filters of every kApart-th place.
+// The end in rows, of a tile's filters, `Groups` times 64, and up to `Columns` positions: a thread
+// has neighbouring filters of every kApart-th position.
 template <typename T, int Threads, int Groups, int Columns>
 class RowsEpilogue {
  public:
@@ -325,23 +331,23 @@ class RowsEpilogue {
   }
 
   // Rounded results, which lie in rows of `pitch` bytes from `made` on.
-  template <typename PlaceOf>
+  template <typename PositionOf>
   __device__ void copy(const Gemm& p, std::uint32_t made, int pitch, int rows,
-                       const PlaceOf& place_of) const {
+                       const PositionOf& position_of) const {
     if (left_ <= 0) return;
 #pragma unroll 2
     for (int row = thread_ / kPieces; row < rows; row += kApart) {
-      const std::int64_t place = place_of(row);
-      if (place >= p.rows) break;
-      *reinterpret_cast<float4*>(static_cast<T*>(p.y) + place * p.y_pitch + filter_) =
+      const std::int64_t position = position_of(row);
+      if (position >= p.rows) break;
+      *reinterpret_cast<float4*>(static_cast<T*>(p.y) + position * p.y_pitch + filter_) =
           load_float4(made + row * pitch + thread_ % kPieces * 16);
     }
   }
 
   // What sums become, which lie in the shared memory of the block, [rows][Pitch].
-  template <int Pitch, typename PlaceOf>
+  template <int Pitch, typename PositionOf>
   __device__ void write(const Gemm& p, const char* memory, int rows,
-                        const PlaceOf& place_of) const {
+                        const PositionOf& position_of) const {
     if (left_ <= 0) return;
     // Of float32, which is not copied to shared memory before, several rows' residuals at once.
     constexpr int kAll = (Columns + kApart - 1) / kApart;
@@ -352,15 +358,15 @@ class RowsEpilogue {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int row = first + i * kApart;
-        const std::int64_t place = place_of(row);
-        if (row >= rows || place >= p.rows) break;
+        const std::int64_t position = position_of(row);
+        if (row >= rows || position >= p.rows) break;
         if (kRounds && p.residual_rows > 0) {
           const char* const from =
               memory + p.at.residual + (thread_ % kPieces / 8 * p.residual_rows + row) * kRowBytes;
           load_neighbours(reinterpret_cast<const T*>(from + swizzled(row, thread_ % 8) * 16),
                           added[i]);
         } else if (p.residual) {
-          const std::int64_t from = place * p.residual_pitch + filter_;
+          const std::int64_t from = position * p.residual_pitch + filter_;
           if (kRounds && p.residual_is_rounded) {
             load_piece(static_cast<const T*>(p.residual) + from, added[i], whole_, left_);
           } else {
@@ -371,8 +377,8 @@ class RowsEpilogue {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int row = first + i * kApart;
-        const std::int64_t place = place_of(row);
-        if (row >= rows || place >= p.rows) return;
+        const std::int64_t position = position_of(row);
+        if (row >= rows || position >= p.rows) return;
         float value[kWidth];
         load_neighbours(reinterpret_cast<const float*>(memory + p.at.made) + row * Pitch +
                             thread_ % kPieces * kWidth,
@@ -380,7 +386,7 @@ class RowsEpilogue {
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) value[j] += bias_[j] + added[i][j];
         activate<T>(p, value);
-        const std::int64_t to = place * p.y_pitch + filter_;
+        const std::int64_t to = position * p.y_pitch + filter_;
         if (kRounds && p.y_is_rounded) {
           store_piece(static_cast<T*>(p.y) + to, value, whole_, left_, p.overflow);
         } else {

@@ -1,5 +1,5 @@
-// Launches a product by wgmma in the form that was chosen for it: blocks of one tile, or that stay,
-// or whose tiles are rows or patches of images.
+// Launches a product by wgmma in the form that was chosen for it: blocks of one tile, or
+// persistent, or whose tiles are rows or patches of images.
 #pragma once
 
 #include <stdexcept>
@@ -35,7 +35,7 @@ void launch_tiles(const Sources& from, const Gemm& p, const Choice& choice, Stre
 template <typename T>
 void launch_gemm(const Sources& from, const Gemm& p, const Choice& choice, Stream stream) {
   if constexpr (!std::is_same_v<T, float>) {
-    if (choice.form == Form::staying) return launch_staying<T>(from, p, choice, stream);
+    if (choice.form == Form::persistent) return launch_persistent<T>(from, p, choice, stream);
   }
   if constexpr (sizeof(T) == 2) {
     if (choice.form == Form::rows) return launch_rows<T>(from.first, p, choice, stream);

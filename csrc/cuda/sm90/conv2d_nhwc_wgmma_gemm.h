@@ -69,10 +69,10 @@ constexpr float cut_off_for(float lost) {
 struct Source {
   bool tiled;  // they are rows of channels: the copy engine need not know of images
   int stride_h, stride_w, pad_top, pad_left, dilation_h, dilation_w;
-  int taps_a_row, taps_a_column;  // the kernel's width and height
-  int chunks;                     // steps of a tap's channels
+  int offsets_per_row, offsets_per_column;  // the kernel's width and height
+  int chunks;                               // steps of a kernel offset's channels
 
-  CNN_ENGINE_INLINE int own_steps() const { return taps_a_row * taps_a_column * chunks; }
+  CNN_ENGINE_INLINE int own_steps() const { return offsets_per_row * offsets_per_column * chunks; }
 };
 
 struct Gemm : Source {
@@ -84,7 +84,7 @@ struct Gemm : Source {
   void* y;
   bool residual_is_rounded, y_is_rounded;  // stored as what is multiplied, not as float32
   bool in_pieces;  // y and the residual are read and written 16 bytes at once
-  int rows;        // places of the output
+  int rows;        // positions of the output
   bool scale_per_image;
   float floor;
   int channels, filters, y_pitch, residual_pitch;
@@ -98,19 +98,19 @@ struct Gemm : Source {
   int steps_a_block;  // of a cluster's part
   int split, log_split;  // blocks of a cluster, 1 << log_split
   int stages;
-  int slots, tiles, filter_tiles;       // of blocks that stay
+  int slots, tiles, filter_tiles;       // of persistent blocks
   int lines;                            // of the image, of a tile that is its rows
   int patches_a_row, patches_a_column;  // of the image, of tiles that are patches of it
   int residual_rows;  // that a block copies to shared memory with the copy engine; 0: none
   bool at_once;       // clamped results may leave as float32, as products are held
   bool in_fragments;  // the end is computed as products are held: a clamp between low and high
-  bool may_persist;   // blocks may stay, whose end is always computed so
+  bool may_persist;   // blocks may be persistent, and the epilogue is always computed so
   bool in_rows;  // tiles may be parts of the image's rows or patches of it, whose end is so too
-  bool pools;    // y has the greatest of each two rows' two places
+  bool pools;    // y has the greatest of each two rows' two positions
   float low, high;
   // In shared memory, of what the block has made, in the ring's place, and behind the ring of the
   // residual, as the copy engine brings it, what the cluster's other blocks send, of float32 what
-  // places' sums are multiplied by, and the barriers.
+  // positions' sums are multiplied by, and the barriers.
   struct {
     int made, residual, received, scales, barriers;
   } at;
@@ -163,8 +163,9 @@ struct Sources {
   SourceImages first, second;
 };
 
-// Tiles: 64 filters for each group, a warpgroup, and so many places; whether they are compiled with
-// something before the products, too, and for two sources: not where blocks that stay are faster.
+// Tiles: 64 filters for each group, a warpgroup, and so many positions; whether they are compiled
+// with something before the products, too, and for two sources: not where persistent blocks are
+// faster.
 struct TileShape {
   int groups, columns;
   bool prologue = false;
@@ -207,15 +208,16 @@ constexpr Shapes kShapesOf =
     : std::is_same_v<T, float> ? Shapes{kSplitShapes, sizeof(kSplitShapes) / sizeof(TileShape)}
                                : Shapes{kShapes, kTiles};
 
-// Tiles of blocks that stay, and how many blocks of how many stages and slots a multiprocessor has,
-// slots of 16 bits: of 32 it has half as many.
-struct StayingShape {
+// Tiles of persistent blocks, and how many blocks of how many stages and slots a multiprocessor
+// has, slots of 16 bits: of 32 it has half as many.
+struct PersistentShape {
   int groups, columns, blocks, stages, slots;
 };
-constexpr StayingShape kStaying[] = {{1, 64, 3, 3, 2}, {1, 128, 2, 3, 2}, {2, 128, 1, 5, 2}};
-constexpr int kStayingTiles = sizeof(kStaying) / sizeof(kStaying[0]);
+constexpr PersistentShape kPersistent[] = {{1, 64, 3, 3, 2}, {1, 128, 2, 3, 2}, {2, 128, 1, 5, 2}};
+constexpr int kPersistentTiles = sizeof(kPersistent) / sizeof(kPersistent[0]);
 
-// Places of a tile that a block of a cluster adds up, in eights, and what others send it for that.
+// Positions of a tile that a block of a cluster adds up, in eights, and what others send it for
+// that.
 constexpr int own_rows(int columns, int split) { return (columns / 8 + split - 1) / split * 8; }
 constexpr int received_bytes(int groups, int columns, int split) {
   return (split - 1) * own_rows(columns, split) * groups * kFilters * 4;
@@ -241,18 +243,18 @@ constexpr int lines_of(const RowsShape& shape, int out_h, int out_w) {
   return fits && 4 * lines * out_w >= 3 * shape.columns ? lines : 0;
 }
 
-// Tiles that are patches of the image, eight places of each of so many rows, of 64 filters. Blocks
-// of a cluster may share the channels of the smaller ones.
+// Tiles that are patches of the image, eight positions of each of so many rows, of 64 filters.
+// Blocks of a cluster may share the channels of the smaller ones.
 constexpr int kPatchRows[] = {28, 14};
 constexpr int kPatches = sizeof(kPatchRows) / sizeof(kPatchRows[0]), kPatchSplit = 8;
 
 constexpr int log2_of(int power) { return power > 1 ? 1 + log2_of(power / 2) : 0; }
 
-enum class Form { one_tile, staying, rows, patches };
+enum class Form { one_tile, persistent, rows, patches };
 
 struct Choice {
   Form form;
-  int tile;    // of kShapesOf, kStaying, kRows or kPatchRows
+  int tile;    // of kShapesOf, kPersistent, kRows or kPatchRows
   int split;   // blocks that share a tile's steps
   int stages;  // that a block has room for
   int multiprocessors;
@@ -279,7 +281,8 @@ void launch_gemm(const Sources& from, const Gemm& p, const Choice& choice, Strea
 template <typename T>
 void launch_scales(const float* weight, float* scales, const Conv2dShape& shape, bool adds,
                    Stream stream);
-// Packs weights whose taps have `chunks` steps, which are those from `first_step` on of `steps`.
+// Packs weights whose kernel offsets have `chunks` steps, which are those from `first_step` on of
+// `steps`.
 template <typename T>
 void launch_pack(const float* weight, void* packed, const float* scales, const Conv2dShape& shape,
                  int chunks, int first_step, int steps, Stream stream);

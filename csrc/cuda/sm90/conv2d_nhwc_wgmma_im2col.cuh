@@ -1,4 +1,4 @@
-// Which places a convolution that wgmma multiplies asks the copy engine for, step after step.
+// Which positions a convolution that wgmma multiplies asks the copy engine for, step after step.
 #pragma once
 
 #include <type_traits>
@@ -8,13 +8,13 @@
 
 namespace cnn_engine::cuda::wgmma {
 
-// Of a tile from a place on: the taps of the first source, 128 bytes of channels at a time, then,
-// of Both, those of the second. It begins with a source's first.
+// Of a tile from a position on: the kernel offsets of the first source, 128 bytes of channels at a
+// time, then, of Both, those of the second. It begins with a source's first.
 template <typename T, bool Both>
-class Taps {
+class KernelOffsets {
  public:
-  __device__ Taps(const Gemm& p, const CUtensorMap& first, const CUtensorMap& second, int first_row,
-                  bool in_second = false)
+  __device__ KernelOffsets(const Gemm& p, const CUtensorMap& first, const CUtensorMap& second,
+                           int first_row, bool in_second = false)
       : p_(p), map_(&first), second_map_(&second), first_row_(first_row), from_(p) {
     const int line = first_row / p.out_w;
     image_ = line / p.out_h;
@@ -31,10 +31,10 @@ class Taps {
       use_second();
       look();
     }
-    const int tap = step / from_.chunks;
-    chunk_ = step - tap * from_.chunks;
-    r_ = tap / from_.taps_a_row;
-    s_ = tap - r_ * from_.taps_a_row;
+    const int kernel_offset = step / from_.chunks;
+    chunk_ = step - kernel_offset * from_.chunks;
+    r_ = kernel_offset / from_.offsets_per_row;
+    s_ = kernel_offset - r_ * from_.offsets_per_row;
   }
 
   // Never: but who asks that before a wait has all of it divided there, where the compiler would
@@ -54,10 +54,10 @@ class Taps {
   __device__ void next() {
     if (++chunk_ < from_.chunks) return;
     chunk_ = 0;
-    if (++s_ < from_.taps_a_row) return;
+    if (++s_ < from_.offsets_per_row) return;
     s_ = 0;
     ++r_;
-    if (Both && r_ == from_.taps_a_column) {
+    if (Both && r_ == from_.offsets_per_column) {
       r_ = 0;
       use_second();
       look();

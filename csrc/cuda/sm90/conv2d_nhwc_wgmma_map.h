@@ -1,4 +1,4 @@
-// How the copy engine is told of images.
+// Tensor maps of images for TMA.
 #pragma once
 
 #include <cuda.h>
@@ -69,14 +69,14 @@ CUtensorMap map_of_boxes(const void* x,  // [N, H, W, pitch]
   return map;
 }
 
-// Images of which a copy has `places`, 128 bytes of channels each; none of none.
+// Images of which a copy has `positions`, 128 bytes of channels each; none of none.
 template <typename T>
-CUtensorMap map_of_images(const SourceImages& images, int places) {
+CUtensorMap map_of_images(const SourceImages& images, int positions) {
   const auto& [x, p, pitch] = images;
   if (!x) return {};
   if (is_tiled(p)) {
     const std::int64_t all = std::int64_t{p.n} * p.h * p.w;
-    return map_of_rows<T>(x, all, p.c, pitch, places, CU_TENSOR_MAP_SWIZZLE_128B);
+    return map_of_rows<T>(x, all, p.c, pitch, positions, CU_TENSOR_MAP_SWIZZLE_128B);
   }
   static const auto encode =
       driver_function<decltype(&cuTensorMapEncodeIm2col)>("cuTensorMapEncodeIm2col", 12000);
@@ -89,7 +89,7 @@ CUtensorMap map_of_images(const SourceImages& images, int places) {
   const cuuint32_t steps[] = {1, cuuint32_t(p.stride_w), cuuint32_t(p.stride_h), 1};
   CUtensorMap map;
   check_map(encode(&map, kMapType<T>, 4, const_cast<void*>(x), dims, strides, lower, upper,
-                   128 / sizeof(T), places, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                   128 / sizeof(T), positions, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                    CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
             "cuTensorMapEncodeIm2col");

@@ -64,7 +64,7 @@ std::int64_t second_bytes(const Conv2dShape& shape, int outputs) {
 
 // What a launch takes, in microseconds: fitted to launches of batches of 1 to 20 on an H200.
 double time_of(const Conv2dShape& shape, int outputs, int multiprocessors) {
-  const int tiles = divided(std::int64_t{shape.n} * shape.h * shape.w, kGroups * kPlaces);
+  const int tiles = divided(std::int64_t{shape.n} * shape.h * shape.w, kGroups * kPositions);
   const double step = width_of(shape, outputs) == 96 ? 1.0 : 1.67;
   return 3.0 + divided(tiles, multiprocessors) * (1.5 + shape.k / kHidden * step);
 }
@@ -84,24 +84,25 @@ void run(const MlpCall& call, ElementType compute_type) {
   const int multiprocessors = target_here().multiprocessors;
   with_halves("mlp", compute_type, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    const std::int64_t places = std::int64_t{shape.h} * shape.w;
-    for_each_part_of_batch(shape.n, places, [&](std::int64_t before, int images) {
+    const std::int64_t positions = std::int64_t{shape.h} * shape.w;
+    for_each_part_of_batch(shape.n, positions, [&](std::int64_t before, int images) {
       Mlp p = {};
       p.first = static_cast<const char*>(call.packed);
       p.second = p.first + first_bytes(shape);
       p.first_bias = call.first_bias;
       p.second_bias = call.second_bias;
       p.adds = call.residual != nullptr;
-      p.rows = static_cast<int>(images * places);
-      p.tiles = wgmma::divided(p.rows, kGroups * kPlaces);
+      p.rows = static_cast<int>(images * positions);
+      p.tiles = wgmma::divided(p.rows, kGroups * kPositions);
       p.steps = shape.k / kHidden;
       p.outputs = call.outputs;
       p.outer = call.outer;
       p.overflow = call.overflow;
       if (p.tiles == 0) return;
       const auto map = [&](const void* rows, int columns) {
-        return wgmma::map_of_rows<T>(static_cast<const T*>(rows) + before * places * columns,
-                                     p.rows, columns, columns, kPlaces, CU_TENSOR_MAP_SWIZZLE_128B);
+        return wgmma::map_of_rows<T>(static_cast<const T*>(rows) + before * positions * columns,
+                                     p.rows, columns, columns, kPositions,
+                                     CU_TENSOR_MAP_SWIZZLE_128B);
       };
       const CUtensorMap of_images = map(call.x, shape.c), of_results = map(call.y, call.outputs),
                         of_residuals =

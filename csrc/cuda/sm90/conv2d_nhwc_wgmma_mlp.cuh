@@ -1,13 +1,14 @@
 // The kernel of mlp of 16 bits: two products over channels with gelu between them, whose hidden
 // channels are in registers alone.
 //
-// D [places, filters], unlike conv2d_nhwc_wgmma's: what a warpgroup holds of the first product,
-// rounded, is the second one's first operand as it lies (wgmma.cuh). A tile is 64 places for each
-// of two warpgroups. 64 hidden channels after the other are multiplied, ended and multiplied again:
-// while gelu is applied to some, the next are multiplied. Blocks stay and take one tile after
-// another. Beside the warpgroups one warp asks for the weights of both products, in the order in
-// which they are multiplied, into a ring of stages, one for images, and one for what comes and goes
-// by the place of the result: residuals are copied there, results are made there and copied to y.
+// D [positions, filters], unlike conv2d_nhwc_wgmma's: what a warpgroup holds of the first product,
+// rounded, is the second one's first operand as it lies (wgmma.cuh). A tile is 64 positions for
+// each of two warpgroups. 64 hidden channels after the other are multiplied, ended and multiplied
+// again: while gelu is applied to some, the next are multiplied. Blocks are persistent and take one
+// tile after another. Beside the warpgroups one warp asks for the weights of both products, in the
+// order in which they are multiplied, into a ring of stages, one for images, and one for what comes
+// and goes by the position of the result: residuals are copied there, results are made there and
+// copied to y.
 #pragma once
 
 #include <type_traits>
@@ -25,7 +26,7 @@ using namespace wgmma;
 
 constexpr int kGroups = 2, kMultiplying = 128 * kGroups;
 constexpr int kThreads = kMultiplying + 128;  // and those that ask for copies, who give registers
-constexpr int kPlaces = 64;                   // of a warpgroup's tile
+constexpr int kPositions = 64;                // of a warpgroup's tile
 constexpr int kHidden = 64;                   // channels of a step
 constexpr int kMostHidden = 1024;
 
@@ -56,7 +57,7 @@ struct Block {
   static_assert(kBytes <= 227 * 1024);
 };
 
-// Rounds 16 columns of 16 places, as a warp holds them, to what is multiplied next, or stored.
+// Rounds 16 columns of 16 positions, as a warp holds them, to what is multiplied next, or stored.
 template <typename T>
 __device__ inline void round_columns(const float (&value)[8], std::uint32_t (&made)[4]) {
 #pragma unroll
@@ -158,7 +159,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
           for (int i = 0; i < kGroups * At::kUnits; ++i) {
             tma_load_tile(to + i * kUnitBytes, &images, i % At::kUnits * kFilters,
-                          (tile * kGroups + i / At::kUnits) * kPlaces, barrier);
+                          (tile * kGroups + i / At::kUnits) * kPositions, barrier);
           }
         }
         turn.next(At::kImageTiles);
@@ -172,7 +173,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         expect_tx(barrier, At::kTileBytes);
         for (int unit = 0; unit < At::kUnits; ++unit) {
           tma_load_tile(to + unit * kUnitBytes, &residuals, unit * kFilters,
-                        (tile * kGroups + group) * kPlaces, barrier);
+                        (tile * kGroups + group) * kPositions, barrier);
         }
       };
       wait_for_inputs();
@@ -187,7 +188,7 @@ __global__ void __launch_bounds__(kThreads, 1)
             const std::uint32_t from = shared + At::kResults + group * At::kTileBytes;
             for (int unit = 0; unit < At::kUnits; ++unit) {
               tma_store_tile(&results, from + unit * kUnitBytes, unit * kFilters,
-                             (tile * kGroups + group) * kPlaces);
+                             (tile * kGroups + group) * kPositions);
             }
             tma_store_commit();
             tma_store_wait_read();
@@ -217,18 +218,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   bool past = false;
 #pragma unroll 1
   for (int tile = first_tile; tile < p.tiles; tile += apart, parity ^= 1) {
-    const std::uint64_t places =
+    const std::uint64_t positions =
         matrix_descriptor(own) + images_at.at * (kGroups * At::kTileBytes >> 4);
     wait_mbarrier(there + 8 * images_at.at, images_at.parity);
-    float hidden[2][kHidden / 2] = {}, sums[Width / 2];
+    float hidden[2][kHidden / 2] = {}, accumulators[Width / 2];
     std::uint32_t between[2][4][4];
 #pragma unroll
     for (int j = 0; j < Width / 8; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int output = 8 * j + lane % 4 * 2 + i;
-        sums[4 * j + i] = p.second_bias && output < p.outputs ? p.second_bias[output] : 0.0f;
-        sums[4 * j + 2 + i] = sums[4 * j + i];
+        accumulators[4 * j + i] =
+            p.second_bias && output < p.outputs ? p.second_bias[output] : 0.0f;
+        accumulators[4 * j + 2 + i] = accumulators[4 * j + i];
       }
     }
     // Asks for the first product of a step.
@@ -240,9 +242,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int k = 0; k < kDeep; ++k) {
         const int at = k / 4 * (kUnitBytes >> 4) + k % 4 * kApart;
         if (k == 0) {
-          WgmmaAnew<T, kHidden>::multiply(d, places + at, b + at);
+          WgmmaAnew<T, kHidden>::multiply(d, positions + at, b + at);
         } else {
-          Wgmma<T, kHidden>::multiply(d, places + at, b + at);
+          Wgmma<T, kHidden>::multiply(d, positions + at, b + at);
         }
       }
       wgmma_commit();
@@ -299,7 +301,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        WgmmaHeld<T, Width>::multiply(sums, between[kNow][k], b + k * kApart);
+        WgmmaHeld<T, Width>::multiply(accumulators, between[kNow][k], b + k * kApart);
       }
       wgmma_commit();
       const int before = second_stage;
@@ -318,7 +320,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       go(step + 1, std::integral_constant<int, 1>());
     }
     wgmma_wait<0>();
-    take(sums);
+    take(accumulators);
     if (thread % 128 == 0) {
       arrive(empty + 8 * second_stage);
       arrive(read + 8 * images_at.at);
@@ -327,13 +329,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     images_at.next(At::kImageTiles);
 
     wait_mbarrier(ready + 8 * group, parity);
-    const int left = p.rows - (tile * kGroups + group) * kPlaces - warp % 4 * 16 - lane / 4;
+    const int left = p.rows - (tile * kGroups + group) * kPositions - warp % 4 * 16 - lane / 4;
 #pragma unroll
     for (int at = 0; at < Width / 16; ++at) {
       const std::uint32_t to = tiles_at(own_result, at);
       float value[8];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) value[i] = sums[8 * at + i];
+      for (int i = 0; i < 8; ++i) value[i] = accumulators[8 * at + i];
       if (p.adds) {
         std::uint32_t residual[4];
         load_tiles(residual, to);

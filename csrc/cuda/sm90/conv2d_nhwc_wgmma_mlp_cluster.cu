@@ -123,7 +123,7 @@ double time_of(const Conv2dShape& shape, const Target& target) {
     const double turn = At::kWidth == 96    ? 1.2 + 3.8 * rounds_of<At>(shape)
                         : At::kWidth == 192 ? 7.4
                                             : 11.8;
-    const int tiles = divided(std::int64_t{shape.n} * shape.h * shape.w, kPlaces);
+    const int tiles = divided(std::int64_t{shape.n} * shape.h * shape.w, kPositions);
     const int most = std::min(clusters, std::max(1, target.multiprocessors / At::kCluster));
     time = 0.6 + divided(tiles, most) * turn;
   });
@@ -153,29 +153,29 @@ void pack(const float* first, const float* second, void* packed, const Conv2dSha
 
 void run(const MlpCall& call) {
   const Conv2dShape& shape = call.shape;
-  const std::int64_t places = std::int64_t{shape.h} * shape.w;
+  const std::int64_t positions = std::int64_t{shape.h} * shape.w;
   const Packed at = packed_of(shape, call.outputs);
-  for_each_part_of_batch(shape.n, places, [&](std::int64_t before, int images) {
+  for_each_part_of_batch(shape.n, positions, [&](std::int64_t before, int images) {
     Mlp p = {};
     p.packed = static_cast<const char*>(call.packed);
     p.first_scales = reinterpret_cast<const float*>(p.packed + at.units);
     p.second_scales = p.first_scales + at.scales;
     p.first_bias = call.first_bias;
     p.second_bias = call.second_bias;
-    const std::int64_t first = before * places * shape.c;
+    const std::int64_t first = before * positions * shape.c;
     p.residual = call.residual ? static_cast<const float*>(call.residual) + first : nullptr;
     p.y = static_cast<float*>(call.y) + first;
-    p.rows = static_cast<int>(images * places);
+    p.rows = static_cast<int>(images * positions);
     p.first_cut_off = kFirstCutOff;
     p.second_cut_off = kSecondCutOff;
     p.outer = call.outer;
     if (p.rows == 0) return;
-    // As many places a tile as fill it evenly.
-    const int tiles = divided(p.rows, kPlaces);
+    // As many positions a tile as fill it evenly.
+    const int tiles = divided(p.rows, kPositions);
     p.tile_rows = divided(p.rows, tiles);
     const CUtensorMap map =
         map_of_rows<float>(static_cast<const float*>(call.x) + first, p.rows, shape.c, shape.c,
-                           kPlaces, CU_TENSOR_MAP_SWIZZLE_128B);
+                           kPositions, CU_TENSOR_MAP_SWIZZLE_128B);
     with_block(shape.c, [&](auto block) {
       using At = decltype(block);
       p.rounds = rounds_of<At>(shape);

@@ -1,20 +1,20 @@
 // The kernel of mlp for float32: two products over channels with gelu between them, by a cluster.
 //
-// The blocks of a cluster have the same 64 places and parts of the hidden channels, of which each
-// makes 96 at a time (a round) and multiplies them again at once: they are in its shared memory
-// alone. What blocks have of the outputs they send each other: each adds up and writes some of
-// them, in a fixed order, so the bits depend on the shape alone. Few places occupy many
+// The blocks of a cluster have the same 64 positions and parts of the hidden channels, of which
+// each makes 96 at a time (a round) and multiplies them again at once: they are in its shared
+// memory alone. What blocks have of the outputs they send each other: each adds up and writes some
+// of them, in a fixed order, so the bits depend on the shape alone. Few positions occupy many
 // multiprocessors so, none of which reads more than its part of the weights.
 //
-// D [places, channels], products as conv2d_nhwc_wgmma_split.cuh has them. Two warpgroups: of the
+// D [positions, channels], products as conv2d_nhwc_wgmma_split.cuh has them. Two warpgroups: of the
 // first product each sums every other chunk of 32 channels, whose numbers it has in registers, as
 // two parts of float16; they exchange sums, and each ends half of the round's hidden channels,
-// stored as two parts with a scale for a place and warpgroup. Of the second product each has half
-// of the outputs.
+// stored as two parts with a scale for a position and warpgroup. Of the second product each has
+// half of the outputs.
 //
 // A warp for each warpgroup asks for what it multiplies by, in the order in which it does, into a
-// ring of its own; the first before the kernel waits for its inputs. Row i of D is place
-// place_of(i) of the tile: so lanes that read images at once meet in no bank.
+// ring of its own; the first before the kernel waits for its inputs. Row i of D is position
+// position_of(i) of the tile: so lanes that read images at once meet in no bank.
 #pragma once
 
 #include <algorithm>
@@ -33,19 +33,19 @@ using namespace wgmma;
 
 constexpr int kGroups = 2, kMultiplying = 128 * kGroups;
 constexpr int kThreads = kMultiplying + 128;  // and those that ask for copies, who give registers
-constexpr int kPlaces = kMatrixRows;          // of a tile
+constexpr int kPositions = kMatrixRows;       // of a tile
 constexpr int kRound = 96;                    // hidden channels that are made at once
 constexpr int kOwnHidden = kRound / kGroups;  // of a warpgroup
 constexpr int kChunk = kRowBytes / 4;         // channels
-constexpr int kSliceBytes = kPlaces * kRowBytes;  // of a chunk's images, or 32 hidden channels
-constexpr int kEightBytes = 128 * 16;             // of eight columns, as a warpgroup holds them
+constexpr int kSliceBytes = kPositions * kRowBytes;  // of a chunk's images, or 32 hidden channels
+constexpr int kEightBytes = 128 * 16;                // of eight columns, as a warpgroup holds them
 
 struct Mlp {
   const char* packed;
   const float *first_bias, *second_bias, *first_scales, *second_scales;
   const float* residual;
   float* y;
-  int rows, tile_rows, rounds;  // places in all and of a tile; of a block
+  int rows, tile_rows, rounds;  // positions in all and of a tile; of a block
   float first_cut_off, second_cut_off;
   Clamp outer;
 };
@@ -81,23 +81,23 @@ struct Block {
 
   static constexpr int kReceived = 0;  // in the place of images
   static constexpr int kHidden = kChunks * kSliceBytes;
-  static constexpr int kHiddenBytes = kPlaces * kRound * 4;
+  static constexpr int kHiddenBytes = kPositions * kRound * 4;
   static constexpr int kRing = kHidden + kHiddenBytes;
-  static constexpr int kSmall = 4 * (2 * kMostRounds * kRound + kGroups * kPlaces) + 512;
+  static constexpr int kSmall = 4 * (2 * kMostRounds * kRound + kGroups * kPositions) + 512;
   static constexpr int kStages =
       std::min((227 * 1024 - kRing - kSmall) / (kGroups * kFirstUnitBytes), 8);
   static constexpr int kBias = kRing + kGroups * kStages * kFirstUnitBytes;
   static constexpr int kFirstScales = kBias + kMostRounds * kRound * 4;
   static constexpr int kHiddenScales = kFirstScales + kMostRounds * kRound * 4;
-  static constexpr int kBarriers = kHiddenScales + kGroups * kPlaces * 4;
+  static constexpr int kBarriers = kHiddenScales + kGroups * kPositions * 4;
   static constexpr int kBytes = kBarriers + 8 * (2 * kGroups * kStages + kChunks + 3);
   // Units of two batches of the second product are held at once (ask_batch).
   static_assert(kBytes <= 227 * 1024 && kStages >= 4);
   static_assert(kCluster * kOwnEights * kEightBytes == kHidden);
 };
 
-// The place of a tile that row `row` of D is.
-__device__ inline int place_of(int row) { return row / 8 * 8 + row % 2 * 4 + row % 8 / 2; }
+// The position of a tile that row `row` of D is.
+__device__ inline int position_of(int row) { return row / 8 * 8 + row % 2 * 4 + row % 8 / 2; }
 // The channel of 16 that is the first operand's column `k`, of which a lane has four side by side.
 __host__ __device__ constexpr int channel_of(int k) { return k % 8 / 2 * 4 + k / 8 * 2 + k % 2; }
 
@@ -135,8 +135,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   let_successors_start();
   const int thread = threadIdx.x, warp = same_in_warp(thread / 32);
   const int rank = static_cast<int>(cluster_rank());
-  const int first_place = static_cast<int>(blockIdx.x) * p.tile_rows;
-  const int places = min(p.tile_rows, p.rows - first_place);
+  const int first_position = static_cast<int>(blockIdx.x) * p.tile_rows;
+  const int positions = min(p.tile_rows, p.rows - first_position);
   if (thread == kMultiplying) {
     prefetch_tensor_map(&images);
     for (int i = 0; i < kGroups * At::kStages; ++i) {
@@ -145,8 +145,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     for (int i = 0; i < At::kChunks; ++i) init_mbarrier(there + 8 * i, 1);
     init_mbarrier(all_received, 1 + kMultiplying / 32 * kWarpArrivals);
-    int lanes = 0;  // of a warpgroup, who have a place
-    for (int row = 0; row < kPlaces; row += 16) lanes += 4 * max(0, min(8, places - row));
+    int lanes = 0;  // of a warpgroup, who have a position
+    for (int row = 0; row < kPositions; row += 16) lanes += 4 * max(0, min(8, positions - row));
     expect_tx(all_received, (At::kCluster - 1) * At::kOwnEights * lanes * 16);
     init_mbarrier(all_read, At::kCluster);
     init_mbarrier(own_read, kMultiplying / 32 * kWarpArrivals);
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
         for (int chunk = 0; chunk < At::kChunks; ++chunk) {
           expect_tx(there + 8 * chunk, kSliceBytes);
-          tma_load_tile(shared + chunk * kSliceBytes, &images, chunk * kChunk, first_place,
+          tma_load_tile(shared + chunk * kSliceBytes, &images, chunk * kChunk, first_position,
                         there + 8 * chunk);
         }
       }
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   setmaxnreg_inc<232>();
   const int group = warp / 4, lane = thread % 32, own_thread = thread % 128;
   const int row = own_thread / 32 * 16 + lane / 4;  // of D, and the one eight further
-  const int own_place = place_of(row);
+  const int own_position = position_of(row);
   const std::uint64_t ring =
       matrix_descriptor(shared + At::kRing) + group * (At::kStages * At::kFirstUnitBytes >> 4);
   const std::uint32_t own_full = full + 8 * group * At::kStages,
@@ -220,10 +220,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   constexpr int kSmallPart = kInstructionBytes >> 4, kNext = 2 * kSmallPart;
   RingStage stage = {0, 0};
 
-  // A chunk's numbers of two places.
+  // A chunk's numbers of two positions.
   const auto prepare = [&](int chunk, Held& to) {
     wait_mbarrier(there + 8 * chunk, 0);
-    const std::uint32_t from = shared + chunk * kSliceBytes + own_place * kRowBytes;
+    const std::uint32_t from = shared + chunk * kSliceBytes + own_position * kRowBytes;
     float4 z[2][2];
     float largest[2];
 #pragma unroll
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
       for (int s = 0; s < 2; ++s) {
         z[i][s] =
-            load_float4(from + i * 8 * kRowBytes + swizzled(own_place, 4 * s + lane % 4) * 16);
+            load_float4(from + i * 8 * kRowBytes + swizzled(own_position, 4 * s + lane % 4) * 16);
       }
       const auto four = [](const float4& of) {
         return fmaxf(fmaxf(fabsf(of.x), fabsf(of.y)), fmaxf(fabsf(of.z), fabsf(of.w)));
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int i = 0; i < 2; ++i) {
       const unsigned exponent = exponent_of(__float_as_uint(largest_of_four_lanes(largest[i])));
       const float scale = scale_of(exponent);
-      to.unscale[i] = unscale_of(exponent) * kPlaceUnit;
+      to.unscale[i] = unscale_of(exponent) * kPositionUnit;
 #pragma unroll
       for (int s = 0; s < 2; ++s) {
         const Parts first(z[i][s].x * scale, z[i][s].y * scale),
@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       wait_at_cluster_barrier();
       wait_mbarrier_cluster(all_read, 0);
     }
-    if (own_place >= places) return;
+    if (own_position >= positions) return;
 #pragma unroll
     for (int i = 0; i < kEights; ++i) {
       const int j = part * kEights + i, at = slot + j % At::kOwnEights * kEightBytes;
@@ -276,43 +276,44 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (owner == rank) {
         *reinterpret_cast<float4*>(memory + At::kReceived + at) = {sum[0], sum[1], sum[2], sum[3]};
       } else {
-        send_cluster(cluster_address(shared + At::kReceived + at, owner),
-                     cluster_address(all_received, owner), sum[0], sum[1], sum[2], sum[3]);
+        store_cluster_async(cluster_address(shared + At::kReceived + at, owner),
+                            cluster_address(all_received, owner), sum[0], sum[1], sum[2], sum[3]);
       }
     }
   };
-  // In the end a thread has two outputs of each eight, of one place.
-  const int end_place = place_of(thread / 64 * 16 + thread / 2 % 32 / 4 + thread % 2 * 8);
-  const int end_output = rank * At::kOwnEights * 8 + thread / 2 % 4 * 2;
-  const std::int64_t end_at = std::int64_t{first_place + end_place} * Width + end_output;
+  // In the end a thread has two outputs of each eight, of one position.
+  const int finish_position = position_of(thread / 64 * 16 + thread / 2 % 32 / 4 + thread % 2 * 8);
+  const int epilogue_output = rank * At::kOwnEights * 8 + thread / 2 % 4 * 2;
+  const std::int64_t end_at =
+      std::int64_t{first_position + finish_position} * Width + epilogue_output;
   // Has what the end adds come to the first-level cache.
   const auto ask_for_residual = [&] {
     wait_for_inputs();
-    if (!p.residual || end_place >= places) return;
+    if (!p.residual || finish_position >= positions) return;
 #pragma unroll
     for (int turn = 0; turn < At::kOwnEights; ++turn) touch(p.residual + end_at + 8 * turn);
   };
   const int rounds = At::kMostRounds == 1 ? 1 : p.rounds;
 #pragma unroll 1
   for (int round = 0; round < rounds; ++round) {
-    float sums[kRound / 2] = {};
+    float accumulators[kRound / 2] = {};
     // Products of a chunk are asked for before those of the chunk before are added, where both
     // warpgroups have as many.
-    constexpr bool kAsksAhead = At::kChunks % kGroups == 0;
+    constexpr bool kPrefetches = At::kChunks % kGroups == 0;
     Held held[2];
-    float of_chunk[kAsksAhead ? 2 : 1][kRound / 2];
+    float of_chunk[kPrefetches ? 2 : 1][kRound / 2];
     int stages[2];
     const auto ask = [&](const Held& of, float (&d)[kRound / 2], int& from) {
       wait_mbarrier(own_full + 8 * stage.at, stage.parity);
       const std::uint64_t b = ring + stage.at * (At::kFirstUnitBytes >> 4);
-      using Products = WgmmaHeld<__half, kRound>;
+      using Instruction = WgmmaHeld<__half, kRound>;
       wgmma_fence();
       WgmmaHeldAnew<__half, kRound>::multiply(d, of.small[0], b);
-      Products::multiply(d, of.small[1], b + kNext);
-      Products::multiply(d, of.large[0], b + kSmallPart);
-      Products::multiply(d, of.large[1], b + kSmallPart + kNext);
-      Products::multiply(d, of.large[0], b);
-      Products::multiply(d, of.large[1], b + kNext);
+      Instruction::multiply(d, of.small[1], b + kNext);
+      Instruction::multiply(d, of.large[0], b + kSmallPart);
+      Instruction::multiply(d, of.large[1], b + kSmallPart + kNext);
+      Instruction::multiply(d, of.large[0], b);
+      Instruction::multiply(d, of.large[1], b + kNext);
       wgmma_commit();
       from = stage.at;
       stage.next(At::kStages);
@@ -321,17 +322,18 @@ __global__ void __launch_bounds__(kThreads, 1)
       take(d);
       arrive_for_warp(own_empty + 8 * from);
 #pragma unroll
-      for (int i = 0; i < kRound / 2; ++i) sums[i] = fmaf(d[i], of.unscale[i % 4 / 2], sums[i]);
+      for (int i = 0; i < kRound / 2; ++i)
+        accumulators[i] = fmaf(d[i], of.unscale[i % 4 / 2], accumulators[i]);
     };
     prepare(group, held[0]);
     ask(held[0], of_chunk[0], stages[0]);
 #pragma unroll
     for (int i = 0; i < At::first_units(0); ++i) {
       const int now = i % 2, next = 1 - now;
-      const int left = kAsksAhead ? At::kChunks - i * kGroups : At::kChunks - i * kGroups - group;
+      const int left = kPrefetches ? At::kChunks - i * kGroups : At::kChunks - i * kGroups - group;
       if (left <= 0) break;
       if (left > kGroups) prepare(group + (i + 1) * kGroups, held[next]);
-      if constexpr (kAsksAhead) {
+      if constexpr (kPrefetches) {
         if (left > kGroups) {
           ask(held[next], of_chunk[next], stages[next]);
           wgmma_wait<1>();
@@ -354,7 +356,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     char* const exchange = memory + At::kHidden + own_thread * 16;
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
-      const float* const of = sums + 4 * (kOwn + j);
+      const float* const of = accumulators + 4 * (kOwn + j);
       *reinterpret_cast<float4*>(exchange + ((1 - group) * kOwn + j) * kEightBytes) = {
           of[0], of[1], of[2], of[3]};
     }
@@ -370,7 +372,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       const float2 bias = *reinterpret_cast<const float2*>(first_bias + first_hidden + 8 * j);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float sum = compensated(sums[4 * j + i] + added[i], p.first_cut_off);
+        const float sum = compensated(accumulators[4 * j + i] + added[i], p.first_cut_off);
         value[4 * j + i] = fmaf(sum, i % 2 ? scale.y : scale.x, i % 2 ? bias.y : bias.x);
       }
     }
@@ -385,7 +387,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       const unsigned exponent = exponent_of(__float_as_uint(largest_of_four_lanes(largest[i])));
       to_parts[i] = scale_of(exponent);
       if (lane % 4 == 0) {
-        hidden_scales[group * kPlaces + row + 8 * i] = unscale_of(exponent) * kPlaceUnit;
+        hidden_scales[group * kPositions + row + 8 * i] = unscale_of(exponent) * kPositionUnit;
       }
     }
     named_barrier<kMultiplying>(1);  // what was swizzled is read
@@ -430,19 +432,19 @@ __global__ void __launch_bounds__(kThreads, 1)
         from_a[i] = a + unit * (kSliceBytes >> 4) + sixteen % 2 * kNext;
         from_b[i] = ring + at[unit] * (At::kFirstUnitBytes >> 4) + sixteen % 2 * kNext;
       }
-      using Products = Wgmma<__half, At::kColumns>;
+      using Instruction = Wgmma<__half, At::kColumns>;
       wgmma_fence();
       WgmmaAnew<__half, At::kColumns>::multiply(d, from_a[0] + kSmallPart, from_b[0]);
 #pragma unroll
       for (int i = 1; i < kSixteens; ++i) {
-        Products::multiply(d, from_a[i] + kSmallPart, from_b[i]);
+        Instruction::multiply(d, from_a[i] + kSmallPart, from_b[i]);
       }
 #pragma unroll
       for (int i = 0; i < kSixteens; ++i) {
-        Products::multiply(d, from_a[i], from_b[i] + kSmallPart);
+        Instruction::multiply(d, from_a[i], from_b[i] + kSmallPart);
       }
 #pragma unroll
-      for (int i = 0; i < kSixteens; ++i) Products::multiply(d, from_a[i], from_b[i]);
+      for (int i = 0; i < kSixteens; ++i) Instruction::multiply(d, from_a[i], from_b[i]);
       wgmma_commit();
     };
     const auto add_batch = [&](int batch) {
@@ -457,7 +459,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       float unscale[2];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) unscale[i] = hidden_scales[of * kPlaces + row + 8 * i];
+      for (int i = 0; i < 2; ++i) unscale[i] = hidden_scales[of * kPositions + row + 8 * i];
 #pragma unroll
       for (int i = 0; i < At::kColumns / 2; ++i) {
         float& sum = outputs[batch / kGroups * (At::kColumns / 2) + i];
@@ -481,14 +483,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   float2 scale[At::kOwnEights], bias[At::kOwnEights], added[At::kOwnEights];
 #pragma unroll
   for (int turn = 0; turn < At::kOwnEights; ++turn) {
-    const int output = end_output + 8 * turn;
+    const int output = epilogue_output + 8 * turn;
     const auto two = [](const float* from) {
       return *reinterpret_cast<const float2*>(from);
     };
     scale[turn] = two(p.second_scales + output);
     bias[turn] = p.second_bias ? two(p.second_bias + output) : float2{0.0f, 0.0f};
-    added[turn] =
-        p.residual && end_place < places ? two(p.residual + end_at + 8 * turn) : float2{0.0f, 0.0f};
+    added[turn] = p.residual && finish_position < positions ? two(p.residual + end_at + 8 * turn)
+                                                            : float2{0.0f, 0.0f};
   }
   send(At::kParts - 1);
   arrive_for_warp(all_received);
@@ -496,7 +498,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   wait_mbarrier_cluster(all_received, 0);
 #pragma unroll
   for (int turn = 0; turn < At::kOwnEights; ++turn) {
-    if (end_place >= places) break;
+    if (finish_position >= positions) break;
     float2 sum = {0.0f, 0.0f};
 #pragma unroll
     for (int block = 0; block < At::kCluster; ++block) {

@@ -40,8 +40,8 @@ template <typename T>
 __global__ void conv2d_nhwc_wgmma_pack_kernel(const float* __restrict__ weight,  // [K, C, R, S]
                                               const float* __restrict__ scales,  // of float32
                                               char* __restrict__ packed, int filters, int channels,
-                                              int taps, int chunks, int first_step, int all_steps,
-                                              std::int64_t pieces) {
+                                              int kernel_offsets, int chunks, int first_step,
+                                              int all_steps, std::int64_t pieces) {
   constexpr bool kSplit = std::is_same_v<T, float>;
   using Packed = std::conditional_t<kSplit, __half, T>;
   constexpr int kWidth = 16 / sizeof(Packed), kStepChannels = kRowBytes / sizeof(T);
@@ -50,11 +50,11 @@ __global__ void conv2d_nhwc_wgmma_pack_kernel(const float* __restrict__ weight, 
   const int row = static_cast<int>(index / 8 % kFilters);
   const int piece = swizzled(row, static_cast<int>(index % 8));
   const std::int64_t block = index / 8 / kFilters;
-  const int steps = taps * chunks, step = static_cast<int>(block % steps);
+  const int steps = kernel_offsets * chunks, step = static_cast<int>(block % steps);
   const int unit = static_cast<int>(block / steps), filter = unit * kFilters + row;
-  const int tap = step / chunks;
-  const int first =
-      (step - tap * chunks) * kStepChannels + (kSplit ? eight_of_piece(piece) : piece) * kWidth;
+  const int kernel_offset = step / chunks;
+  const int first = (step - kernel_offset * chunks) * kStepChannels +
+                    (kSplit ? eight_of_piece(piece) : piece) * kWidth;
   Packed* const to =
       reinterpret_cast<Packed*>(packed + (std::int64_t{1} * unit * all_steps + first_step + step) *
                                              kUnitBytes) +
@@ -63,7 +63,8 @@ __global__ void conv2d_nhwc_wgmma_pack_kernel(const float* __restrict__ weight, 
     const int c = first + i;
     const bool some = filter < filters && c < channels;
     const float value =
-        some ? weight[(std::int64_t{1} * filter * channels + c) * taps + tap] : 0.0f;
+        some ? weight[(std::int64_t{1} * filter * channels + c) * kernel_offsets + kernel_offset]
+             : 0.0f;
     if constexpr (kSplit) {
       to[i] = part_of_weight(value, scales[filter], is_small_piece(piece));
     } else {

@@ -1,13 +1,13 @@
-// conv2d_nhwc_wgmma where there are more tiles than multiprocessors have room for: blocks that stay
-// and take one tile after another, so that copies for the next and stores of the last go on while
-// one is multiplied. Of clamped results, and without a residual those of hard swish, swish and
-// gelu, that are stored as what is multiplied (Gemm's may_persist), tf32 as float32.
+// conv2d_nhwc_wgmma where there are more tiles than multiprocessors have room for: persistent
+// blocks and take one tile after another, so that copies for the next and stores of the last go on
+// while one is multiplied. Of clamped results, and without a residual those of hard swish, swish
+// and gelu, that are stored as what is multiplied (Gemm's may_persist), tf32 as float32.
 //
 // Beside the warpgroups that multiply, one warp asks for weights and one for images, into the ring
 // of stages, and one for what comes and goes by slots: a tile's residual is copied into a slot, the
 // warpgroups make the result in its place, and from there it is copied to y. A slot is units of 128
-// bytes of filters of all places, whose pieces of 16 bytes lie swizzled (wgmma.cuh). Tiles of the
-// same places follow each other.
+// bytes of filters of all positions, whose pieces of 16 bytes lie swizzled (wgmma.cuh). Tiles of
+// the same positions follow each other.
 #pragma once
 
 #include <algorithm>
@@ -29,14 +29,14 @@ namespace wgmma {
 // What a thread holds of a tile (wgmma.cuh), of float32: it is ended where the slot has it, as
 // which it is stored.
 template <bool Residual, typename Function, int n>
-__device__ inline void end_in_place(const Function& function, const float (&sums)[n],
-                                    const float (&bias)[2], char* slot, int warp, int lane) {
+__device__ inline void epilogue_in_place(const Function& function, const float (&accumulators)[n],
+                                         const float (&bias)[2], char* slot, int warp, int lane) {
   const int g = lane / 4, row = lane % 4 * 2;
   char* at[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int place = row + i % 2, piece = warp % 2 * 4 + g / 4 + i / 2 * 2;
-    at[i] = slot + place * kRowBytes + swizzled(place, piece) * 16 + g % 4 * 4;
+    const int position = row + i % 2, piece = warp % 2 * 4 + g / 4 + i / 2 * 2;
+    at[i] = slot + position * kRowBytes + swizzled(position, piece) * 16 + g % 4 * 4;
   }
 #pragma unroll
   for (int j = 0; j < n / 4; ++j) {
@@ -45,7 +45,7 @@ __device__ inline void end_in_place(const Function& function, const float (&sums
     for (int i = 0; i < 4; ++i) {
       const float more =
           Residual ? *reinterpret_cast<const float*>(at[i] + j * 8 * kRowBytes) : 0.0f;
-      value[i] = sums[4 * j + i] + (bias[i / 2] + more);
+      value[i] = accumulators[4 * j + i] + (bias[i / 2] + more);
     }
     function(value);
 #pragma unroll
@@ -55,11 +55,11 @@ __device__ inline void end_in_place(const Function& function, const float (&sums
 
 template <typename T, int Groups, int Columns, int Blocks, bool Both>
 __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
-    conv2d_nhwc_wgmma_staying_kernel(const __grid_constant__ CUtensorMap images,
-                                     const __grid_constant__ CUtensorMap others,
-                                     const __grid_constant__ CUtensorMap residuals,
-                                     const __grid_constant__ CUtensorMap results,
-                                     const __grid_constant__ Gemm p) {
+    conv2d_nhwc_wgmma_persistent_kernel(const __grid_constant__ CUtensorMap images,
+                                        const __grid_constant__ CUtensorMap others,
+                                        const __grid_constant__ CUtensorMap residuals,
+                                        const __grid_constant__ CUtensorMap results,
+                                        const __grid_constant__ Gemm p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr int kTileFilters = Groups * kFilters, kWarps = 4 * Groups;  // that multiply
   constexpr int kWeightBytes = Groups * kUnitBytes;
@@ -132,8 +132,9 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
 #pragma unroll 1
     for (int tile = first_tile; tile < p.tiles; tile += apart) {
       const Gemm::Steps own = p.steps_at<Both>(tile % p.filter_tiles * kTileFilters);
-      Taps<T, Both> taps(p, images, others, tile / p.filter_tiles * Columns, own.first > 0);
-      if (taps.is_nowhere()) return;
+      KernelOffsets<T, Both> kernel_offsets(p, images, others, tile / p.filter_tiles * Columns,
+                                            own.first > 0);
+      if (kernel_offsets.is_nowhere()) return;
       if (!waited) {
         wait_for_inputs();
         if (p.holds) let_successors_start();
@@ -144,8 +145,8 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
         const std::uint32_t to = ring + stage.at * kStageBytes + kWeightBytes,
                             barrier = full + 8 * stage.at;
         wait_mbarrier(empty + 8 * stage.at, stage.parity);
-        if (leads) taps.copy(to, barrier);
-        taps.next();
+        if (leads) kernel_offsets.copy(to, barrier);
+        kernel_offsets.next();
         stage.next(p.stages);
       }
     }
@@ -191,7 +192,7 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
 
   const int lane = thread % 32;
   const std::uint64_t weights = matrix_descriptor(ring + warp / 4 * kUnitBytes);
-  const std::uint64_t places = matrix_descriptor(ring + kWeightBytes);
+  const std::uint64_t positions = matrix_descriptor(ring + kWeightBytes);
   const std::uint32_t tiles =
       slots + warp / 4 * kSlotUnitBytes + row_of_tiles(lane) * kRowBytes +
       swizzled(row_of_tiles(lane), warp % 4 * 2 + piece_of_tiles(lane)) * 16;
@@ -206,7 +207,7 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
       const int filter = first_filter + warp * 16 + lane / 4 + 8 * i;
       bias[i] = p.bias && filter < p.filters ? p.bias[filter] : 0.0f;
     }
-    float sums[Columns / 2] = {};
+    float accumulators[Columns / 2] = {};
     const Gemm::Steps own = p.steps_at<Both>(first_filter);
     const int steps = own.end - own.first;
     int before = 0;
@@ -214,7 +215,7 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
     for (int step = 0; step < steps; ++step) {
       wait_mbarrier(full + 8 * stage.at, stage.parity);
       const int at = stage.at * (kStageBytes >> 4);
-      multiply_rows<T, Columns>(sums, weights + at, places + at);
+      multiply_rows<T, Columns>(accumulators, weights + at, positions + at);
       wgmma_commit();
       wgmma_wait<1>();  // those of the step before
       if (step > 0 && thread % 128 == 0) arrive(empty + 8 * before);
@@ -232,13 +233,14 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
       if constexpr (sizeof(T) == 4) {
         char* const unit = memory + (slots - ring) + slot.at * kSlotBytes +
                            warp * 16 / kSlotFilters * kSlotUnitBytes;
-        end_in_place<residual>(function, sums, bias, unit, warp, lane);
+        epilogue_in_place<residual>(function, accumulators, bias, unit, warp, lane);
       } else {
         constexpr int kEights = Columns / 8, kAtOnce = 4;
 #pragma unroll
         for (int first = 0; first < kEights; first += kAtOnce) {
-          past |= end_eights<T, residual, kAtOnce>(function, sums + 4 * first, bias,
-                                                   left - 8 * first, from + first * 8 * kRowBytes);
+          past |=
+              epilogue_eights<T, residual, kAtOnce>(function, accumulators + 4 * first, bias,
+                                                    left - 8 * first, from + first * 8 * kRowBytes);
         }
       }
     };
@@ -265,12 +267,12 @@ __global__ void __launch_bounds__(128 * Groups + 96, Blocks)
 }
 
 template <typename T, int Tile, bool Both>
-void launch_staying_tile(const Sources& from, Gemm p, int multiprocessors, Stream stream) {
-  constexpr StayingShape kShape = kStaying[Tile];
+void launch_persistent_tile(const Sources& from, Gemm p, int multiprocessors, Stream stream) {
+  constexpr PersistentShape kShape = kPersistent[Tile];
   using Kept = std::conditional_t<std::is_same_v<T, Tf32>, float, T>;  // not rounded
   constexpr int kTileFilters = kShape.groups * kFilters, kColumns = kShape.columns;
   const auto kernel =
-      conv2d_nhwc_wgmma_staying_kernel<T, kShape.groups, kColumns, kShape.blocks, Both>;
+      conv2d_nhwc_wgmma_persistent_kernel<T, kShape.groups, kColumns, kShape.blocks, Both>;
   p.stages = kShape.stages;
   p.slots = kShape.slots * 2 / sizeof(T);
   p.residual_rows = p.residual ? kColumns : 0;
@@ -287,17 +289,18 @@ void launch_staying_tile(const Sources& from, Gemm p, int multiprocessors, Strea
   int blocks = std::min(kShape.blocks * multiprocessors, p.tiles);
   // So that each takes tiles of either source in turn, whose sums may be of other lengths.
   while (p.first_steps < p.steps && std::gcd(blocks, p.filter_tiles) > 1) --blocks;
-  launch("conv2d_nhwc_wgmma_staying_kernel", kernel, dim3(blocks), dim3(128 * kShape.groups + 96),
-         kBytes, stream, 1, map_of_images<T>(from.first, kColumns),
+  launch("conv2d_nhwc_wgmma_persistent_kernel", kernel, dim3(blocks),
+         dim3(128 * kShape.groups + 96), kBytes, stream, 1, map_of_images<T>(from.first, kColumns),
          map_of_images<T>(from.second, kColumns), residuals, map(p.y, p.y_pitch), p);
 }
 
 template <typename T, int Tile = 0>
-void launch_staying(const Sources& from, const Gemm& p, const Choice& choice, Stream stream) {
-  if constexpr (Tile < kStayingTiles) {
-    if (choice.tile != Tile) return launch_staying<T, Tile + 1>(from, p, choice, stream);
-    if (p.both) return launch_staying_tile<T, Tile, true>(from, p, choice.multiprocessors, stream);
-    launch_staying_tile<T, Tile, false>(from, p, choice.multiprocessors, stream);
+void launch_persistent(const Sources& from, const Gemm& p, const Choice& choice, Stream stream) {
+  if constexpr (Tile < kPersistentTiles) {
+    if (choice.tile != Tile) return launch_persistent<T, Tile + 1>(from, p, choice, stream);
+    if (p.both)
+      return launch_persistent_tile<T, Tile, true>(from, p, choice.multiprocessors, stream);
+    launch_persistent_tile<T, Tile, false>(from, p, choice.multiprocessors, stream);
   }
 }
 

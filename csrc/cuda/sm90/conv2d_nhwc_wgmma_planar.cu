@@ -1,21 +1,21 @@
 // conv2d_nhwc_wgmma_planar: a first layer as products of matrices, which wgmma multiplies.
 //
-// D [64 filters, 112 places of a row of outputs]; a block has two rows, a warpgroup each, or one
-// row in halves. K are a filter's taps, (r, s, c) with four channels and eight columns, of which
-// those past the shape's have weights of 0. A block reads the rows of the image that its outputs
-// need, and lays them down in pieces of 16 bytes, one for each place of the output, so that the
-// windows of eight neighbours are what wgmma takes for eight rows of 16 bytes, and those that
-// overlap share their memory.
+// D [64 filters, 112 positions of a row of outputs]; a block has two rows, a warpgroup each, or one
+// row in halves. K are a filter's kernel offsets, (r, s, c) with four channels and eight columns,
+// of which those past the shape's have weights of 0. A block reads the rows of the image that its
+// outputs need, and lays them down in pieces of 16 bytes, one for each position of the output, so
+// that the windows of eight neighbours are what wgmma takes for eight rows of 16 bytes, and those
+// that overlap share their memory.
 //
-// Of 16 bits a piece is a pair of places, four channels each. A window's next two columns are one
-// pair further where it moves by two, and two where it moves by one: there pairs overlap too. Of 32
-// bits a piece is one place; where windows move by two, even and odd places lie apart.
+// Of 16 bits a piece is a pair of positions, four channels each. A window's next two columns are
+// one pair further where it moves by two, and two where it moves by one: there pairs overlap too.
+// Of 32 bits a piece is one position; where windows move by two, even and odd positions lie apart.
 //
 // An infinity or NaN times the weights of 0 would be NaN in windows that it is not in: a block that
 // reads one adds up its sums again, one product after another.
 //
 // float32 is multiplied as two parts of tf32 (conv2d_nhwc_wgmma_split.cuh), which weights are
-// packed as, and each row of a filter summed by itself, half of the places at a time.
+// packed as, and each row of a filter summed by itself, half of the positions at a time.
 //
 // Packed weights: [ceil(K / 64)][parts][units][64 filters][128 bytes of two of the filter's rows,
 // of 32 bits of one], their pieces swizzled (wgmma.cuh).
@@ -40,10 +40,10 @@ namespace cnn_engine::cuda {
 namespace wgmma {
 namespace {
 
-constexpr int kPlaces = 112;  // of a row of outputs
+constexpr int kPositions = 112;  // of a row of outputs
 constexpr int kThreads = 256;
 constexpr int kColumns = kColumnsOfFilter;
-constexpr int kPieces = 120;              // of a row of the image, or of its even or odd places
+constexpr int kPieces = 120;              // of a row of the image, or of its even or odd positions
 constexpr int kSharedBytes = 200 * 1024;  // at most
 constexpr int kPitch = 64 + 4;            // of sums
 
@@ -51,7 +51,7 @@ constexpr int kPitch = 64 + 4;            // of sums
 struct Layout {
   int item_bytes, parts, stride;
 
-  __host__ __device__ constexpr int piece_places() const { return item_bytes == 2 ? 2 : 1; }
+  __host__ __device__ constexpr int piece_positions() const { return item_bytes == 2 ? 2 : 1; }
   // Of a row of the image.
   __host__ __device__ constexpr int planes() const { return item_bytes == 2 ? 1 : stride; }
   __host__ __device__ constexpr int line_bytes() const { return planes() * kPieces * 16; }
@@ -93,7 +93,7 @@ int image_rows(const Conv2dShape& shape, int rows) { return shape.r + (rows - 1)
 
 int shared_bytes(const Conv2dShape& shape, const Layout& at, int rows) {
   const int part = at.units(shape.r) * kUnitBytes + image_rows(shape, rows) * at.line_bytes();
-  return std::max(at.parts * part + at.beyond(), rows * kPlaces * kPitch * 4) + 8;
+  return std::max(at.parts * part + at.beyond(), rows * kPositions * kPitch * 4) + 8;
 }
 
 const char* why_not_planar(const Conv2dShape& p, ElementType compute_type) {
@@ -106,14 +106,15 @@ const char* why_not_planar(const Conv2dShape& p, ElementType compute_type) {
   return nullptr;
 }
 
-// How wgmma is told of pieces at `address`.
+// Descriptor for wgmma of pieces at `address`.
 template <typename T, int Stride>
 __device__ inline std::uint64_t pieces_at(std::uint32_t address) {
-  constexpr std::uint64_t kNextColumns = kLayout<T, Stride>.next_columns(), kEightPlaces = 8 * 16;
-  return (kEightPlaces >> 4) << 32 | (kNextColumns >> 4) << 16 | ((address & 0x3ffff) >> 4);
+  constexpr std::uint64_t kNextColumns = kLayout<T, Stride>.next_columns(),
+                          kEightPositions = 8 * 16;
+  return (kEightPositions >> 4) << 32 | (kNextColumns >> 4) << 16 | ((address & 0x3ffff) >> 4);
 }
 
-// Stores a piece of the image, four channels of a place or two, in each of its parts.
+// Stores a piece of the image, four channels of a position or two, in each of its parts.
 template <typename T, int n>
 __device__ inline void store_piece_of_image(char* to, const float (&values)[n], int part_bytes,
                                             const Overflow& overflow) {
@@ -137,16 +138,16 @@ template <typename T>
 __device__ inline float packed_weight(const Planar& p, int filter, int r, int s, int c) {
   constexpr Layout kAt = kLayout<T, 1>;
   constexpr int kWidth = 16 / sizeof(T), kRowPieces = kAt.filter_row_bytes() / 16;
-  constexpr int kTaps = kWidth / kPlanes, kRowsAUnit = 8 / kRowPieces;
+  constexpr int kKernelOffsets = kWidth / kPlanes, kRowsAUnit = 8 / kRowPieces;
   const int units = kAt.units(p.shape.r), row = filter % 64;
-  const int piece = swizzled(row, r % kRowsAUnit * kRowPieces + s / kTaps);
+  const int piece = swizzled(row, r % kRowsAUnit * kRowPieces + s / kKernelOffsets);
   const auto* const from = reinterpret_cast<const T*>(p.packed);
   float weight = 0.0f;
 #pragma unroll
   for (int part = 0; part < kAt.parts; ++part) {
     const int unit = (filter / 64 * kAt.parts + part) * units + r / kRowsAUnit;
     const std::int64_t at = (std::int64_t{64} * unit + row) * 8 + piece;
-    weight += widened(from[at * kWidth + s % kTaps * kPlanes + c]);
+    weight += widened(from[at * kWidth + s % kKernelOffsets * kPlanes + c]);
   }
   return weight;
 }
@@ -178,21 +179,21 @@ __global__ void __launch_bounds__(kThreads, 2)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr Layout kAt = kLayout<T, Stride>;
   constexpr int kLineBytes = kAt.line_bytes();
-  constexpr int kParts = 2 / Rows, kOwnPlaces = kPlaces / kParts;  // of a row; of a warpgroup
+  constexpr int kParts = 2 / Rows, kOwnPositions = kPositions / kParts;  // of a row; of a warpgroup
   extern __shared__ __align__(1024) char memory[];
   const int thread = threadIdx.x, group = thread / 128;
-  const int own_row = group / kParts, own_place = group % kParts * kOwnPlaces;
+  const int own_row = group / kParts, own_position = group % kParts * kOwnPositions;
   const int rows_in = p.shape.r + (Rows - 1) * p.shape.stride_h;
   const int weight_bytes = kAt.units(p.shape.r) * kUnitBytes, image_bytes = rows_in * kLineBytes;
   char* const image = memory + kAt.parts * weight_bytes;
   const int inputs = kAt.parts * (weight_bytes + image_bytes) + kAt.beyond();
-  const int sum_bytes = Rows * kPlaces * kPitch * 4;
+  const int sum_bytes = Rows * kPositions * kPitch * 4;
   const std::uint32_t weights = shared_address(memory);
   const std::uint32_t barrier = weights + max(inputs, sum_bytes);
 
   let_successors_start();
   const int tile = static_cast<int>(blockIdx.x), line = tile / p.tiles_a_row;
-  const int first_place = (tile - line * p.tiles_a_row) * kPlaces;
+  const int first_position = (tile - line * p.tiles_a_row) * kPositions;
   const int n = line / p.tiles_a_column, first_row = (line - n * p.tiles_a_column) * Rows;
   const int first_filter = static_cast<int>(blockIdx.y) * 64;
   if (thread == 0) {
@@ -213,20 +214,20 @@ __global__ void __launch_bounds__(kThreads, 2)
   const std::int64_t plane = std::int64_t{1} * p.shape.h * p.shape.w;
   const float* const x = p.x + plane * p.shape.c * n;
   const int top = first_row * p.shape.stride_h - p.shape.pad_top;
-  const int begin = first_place * Stride - p.shape.pad_left;
+  const int begin = first_position * Stride - p.shape.pad_left;
   const int pieces_in = rows_in * kAt.planes() * kPieces;
   constexpr int kAtOnce = Columns > 4 ? 5 : 2;  // pieces whose loads are all on their way
   float probe = 0.0f;                           // NaN once an infinity or NaN was read
 #pragma unroll 1
   for (int from_piece = thread; from_piece < pieces_in; from_piece += kAtOnce * kThreads) {
-    float values[kAtOnce][kAt.piece_places() * kPlanes] = {};
+    float values[kAtOnce][kAt.piece_positions() * kPlanes] = {};
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       const int at = from_piece + j * kThreads, run = at / kPieces;
       const int row = run / kAt.planes(), h = top + row;
       const int w = begin + (at - run * kPieces) * Stride + run % kAt.planes();
 #pragma unroll
-      for (int i = 0; i < kAt.piece_places(); ++i) {
+      for (int i = 0; i < kAt.piece_positions(); ++i) {
         const bool inside =
             at < pieces_in && h >= 0 && h < p.shape.h && w + i >= 0 && w + i < p.shape.w;
         const float* const from = x + static_cast<std::int64_t>(h) * p.shape.w + w + i;
@@ -250,29 +251,29 @@ __global__ void __launch_bounds__(kThreads, 2)
   const bool plain = __syncthreads_or(probe != 0.0f);
   wait_mbarrier(barrier, 0);
 
-  float sums[kOwnPlaces / 2] = {};
-  const std::uint32_t pieces =
-      weights + kAt.parts * weight_bytes + own_row * p.shape.stride_h * kLineBytes + own_place * 16;
-  constexpr int kTaps = kInstructionBytes / (kPlanes * static_cast<int>(sizeof(T)));
-  constexpr int kInstructions = Columns / kTaps;
+  float accumulators[kOwnPositions / 2] = {};
+  const std::uint32_t pieces = weights + kAt.parts * weight_bytes +
+                               own_row * p.shape.stride_h * kLineBytes + own_position * 16;
+  constexpr int kKernelOffsets = kInstructionBytes / (kPlanes * static_cast<int>(sizeof(T)));
+  constexpr int kInstructions = Columns / kKernelOffsets;
 #pragma unroll 1
   for (int r = 0; r < p.shape.r; ++r) {
     constexpr int kRowsAUnit = kRowBytes / kAt.filter_row_bytes();
     const std::uint64_t a = matrix_descriptor(weights + r / kRowsAUnit * kUnitBytes +
                                               r % kRowsAUnit * kAt.filter_row_bytes());
     const std::uint64_t b = pieces_at<T, Stride>(pieces + r * kLineBytes);
-    constexpr int kNextA = kInstructionBytes >> 4, kNextB = kTaps / Stride;
+    constexpr int kNextA = kInstructionBytes >> 4, kNextB = kKernelOffsets / Stride;
     if constexpr (std::is_same_v<T, float>) {
-      constexpr int kHalf = kPlaces / 2;  // at a time
+      constexpr int kHalf = kPositions / 2;  // at a time
       const std::uint64_t small = a + (weight_bytes >> 4), beyond = b + (image_bytes >> 4);
 #pragma unroll
-      for (int half = 0; half < kOwnPlaces / kHalf; ++half) {
+      for (int half = 0; half < kOwnPositions / kHalf; ++half) {
         float of_row[kHalf / 2] = {};
-        const auto multiply = [&](std::uint64_t of_filters, std::uint64_t of_places) {
+        const auto multiply = [&](std::uint64_t of_filters, std::uint64_t of_positions) {
 #pragma unroll
           for (int i = 0; i < kInstructions; ++i) {
             Wgmma<Tf32, kHalf>::multiply(of_row, of_filters + i * kNextA,
-                                         of_places + half * kHalf + i * kNextB);
+                                         of_positions + half * kHalf + i * kNextB);
           }
         };
         wgmma_fence();
@@ -283,13 +284,13 @@ __global__ void __launch_bounds__(kThreads, 2)
         wgmma_wait<0>();
         take(of_row);
 #pragma unroll
-        for (int i = 0; i < kHalf / 2; ++i) sums[half * (kHalf / 2) + i] += of_row[i];
+        for (int i = 0; i < kHalf / 2; ++i) accumulators[half * (kHalf / 2) + i] += of_row[i];
       }
     } else {
       wgmma_fence();
 #pragma unroll
       for (int i = 0; i < kInstructions; ++i) {
-        Wgmma<T, kOwnPlaces>::multiply(sums, a + i * kNextA, b + i * kNextB);
+        Wgmma<T, kOwnPositions>::multiply(accumulators, a + i * kNextA, b + i * kNextB);
       }
       wgmma_commit();
       wgmma_wait<1>();
@@ -297,37 +298,38 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   wgmma_wait<0>();
   __syncthreads();  // no one multiplies what lies there
-  float* const own = reinterpret_cast<float*>(memory) + group * (kOwnPlaces * kPitch);
+  float* const own = reinterpret_cast<float*>(memory) + group * (kOwnPositions * kPitch);
 #pragma unroll
-  for (int j = 0; j < kOwnPlaces / 8; ++j) {
-    store_sums<kPitch>(own + place_of_sums<kPitch>(thread % 128) + 8 * j * kPitch,
-                       {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]});
+  for (int j = 0; j < kOwnPositions / 8; ++j) {
+    store_accumulators<kPitch>(own + accumulator_index<kPitch>(thread % 128) + 8 * j * kPitch,
+                               {accumulators[4 * j], accumulators[4 * j + 1],
+                                accumulators[4 * j + 2], accumulators[4 * j + 3]});
   }
   __syncthreads();
   if (plain) {
-    float* const all = reinterpret_cast<float*>(memory);  // [rows][places][kPitch]
-    for (int i = thread; i < Rows * kPlaces * 64; i += kThreads) {
-      const int of_filter = i % 64, place = i / 64 % kPlaces, row = i / 64 / kPlaces;
+    float* const all = reinterpret_cast<float*>(memory);  // [rows][positions][kPitch]
+    for (int i = thread; i < Rows * kPositions * 64; i += kThreads) {
+      const int of_filter = i % 64, position = i / 64 % kPositions, row = i / 64 / kPositions;
       all[i / 64 * kPitch + of_filter] =
           plain_sum<T>(p, x, min(first_filter + of_filter, p.shape.k - 1),
-                       top + row * p.shape.stride_h, begin + place * Stride);
+                       top + row * p.shape.stride_h, begin + position * Stride);
     }
     __syncthreads();
   }
 
-  const int row = first_row + own_row, begins = first_place + own_place;
-  const int count = row < p.out_h ? min(kOwnPlaces, p.out_w - begins) : 0;
+  const int row = first_row + own_row, begins = first_position + own_position;
+  const int count = row < p.out_h ? min(kOwnPositions, p.out_w - begins) : 0;
   const bool whole = p.in_pieces && left >= kWidth;
   const std::int64_t first = (std::int64_t{1} * n * p.out_h + row) * p.out_w + begins;
 #pragma unroll 1
-  for (int place = thread % 128 / 8; place < count; place += 16) {
+  for (int position = thread % 128 / 8; position < count; position += 16) {
     if (left <= 0) break;
     float value[kWidth];
-    load_neighbours(own + place * kPitch + piece * kWidth, value);
+    load_neighbours(own + position * kPitch + piece * kWidth, value);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) value[i] += bias[i];
     activate<T>(p, value);
-    const std::int64_t to = (first + place) * p.y_pitch + filter;
+    const std::int64_t to = (first + position) * p.y_pitch + filter;
     if (sizeof(T) == 2 && p.y_is_rounded) {
       store_piece(static_cast<T*>(p.y) + to, value, whole, left, p.overflow);
     } else {
@@ -365,7 +367,7 @@ void launch_rows(Planar p, Stream stream) {
   const auto kernel = conv2d_nhwc_wgmma_planar_kernel<T, Stride, Columns, Rows>;
   const int bytes = shared_bytes(p.shape, kLayout<T, Stride>, Rows);
   make_ready(kernel, bytes);
-  p.tiles_a_row = (p.out_w + kPlaces - 1) / kPlaces;
+  p.tiles_a_row = (p.out_w + kPositions - 1) / kPositions;
   p.tiles_a_column = (p.out_h + Rows - 1) / Rows;
   const dim3 grid(p.shape.n * p.tiles_a_column * p.tiles_a_row, (p.shape.k + 63) / 64);
   launch("conv2d_nhwc_wgmma_planar_kernel", kernel, grid, dim3(kThreads), bytes, stream, 1, p);
@@ -439,13 +441,13 @@ void conv2d_nhwc_wgmma_planar(const float* input, const void* packed, const Imag
   }
   if (shape.n == 0) return;
   const int multiprocessors = target_here().multiprocessors;
-  const std::int64_t places = std::int64_t{shape.out_h()} * shape.out_w();
-  for_each_part_of_batch(shape.n, places, [&](std::int64_t first, int images) {
+  const std::int64_t positions = std::int64_t{shape.out_h()} * shape.out_w();
+  for_each_part_of_batch(shape.n, positions, [&](std::int64_t first, int images) {
     wgmma::Planar p = {};
     p.x = input + first * shape.c * shape.h * shape.w;
     p.packed = static_cast<const char*>(packed);
     p.bias = epilogue.bias;
-    p.y = element(output.data, output.storage, first * places * output.pitch);
+    p.y = element(output.data, output.storage, first * positions * output.pitch);
     p.shape = shape;
     p.shape.n = images;
     p.y_pitch = output.pitch;

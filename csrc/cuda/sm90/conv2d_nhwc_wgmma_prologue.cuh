@@ -1,4 +1,4 @@
-// What conv2d_nhwc_wgmma does to places in shared memory before their products.
+// What conv2d_nhwc_wgmma does to positions in shared memory before their products.
 #pragma once
 
 #include <cstdint>
@@ -40,9 +40,9 @@ class Affine {
     fill(p, p.shift, 0, 0.0f, added_);
   }
 
-  __device__ void apply(const Gemm& p, int place, float (&z)[Channels]) {
-    if (place >= next_image_ && place < p.rows) {
-      const int image = place / (p.out_h * p.out_w);
+  __device__ void apply(const Gemm& p, int position, float (&z)[Channels]) {
+    if (position >= next_image_ && position < p.rows) {
+      const int image = position / (p.out_h * p.out_w);
       next_image_ = (image + 1) * p.out_h * p.out_w;
       fill(p, p.scale, image, 1.0f, factor_);
     }
@@ -77,20 +77,20 @@ template <int StepChannels, int Threads, int Columns>
 __device__ inline void ask_for_affine(const Gemm& p, int first_step, int steps, int first_row,
                                       int thread) {
   constexpr int kSector = 32 / sizeof(float);
-  const int places = p.out_h * p.out_w, first = first_step * StepChannels,
+  const int positions = p.out_h * p.out_w, first = first_step * StepChannels,
             end = min(p.channels, first + steps * StepChannels);
   const int last = p.scale_per_image ? min(first_row + Columns, p.rows) - 1 : 0;
   for (int c = first + thread * kSector; c < end; c += Threads * kSector) {
     if (p.shift) touch(p.shift + c);
     if (!p.scale) continue;
-    for (int image = first_image(p, first_row); image * places <= last; ++image) {
+    for (int image = first_image(p, first_row); image * positions <= last; ++image) {
       touch(p.scale + static_cast<std::int64_t>(image) * p.channels + c);
     }
   }
 }
 
-// What is done to a step's places: of 16 bits and of tf32 an affine function or nothing. A thread
-// has a piece of every kRowsAtOnce-th row.
+// What is done to a step's positions: of 16 bits and of tf32 an affine function or nothing. A
+// thread has a piece of every kRowsAtOnce-th row.
 template <typename T, int Threads, int Columns, bool Prologue>
 class Preparation {
  public:
@@ -109,10 +109,10 @@ class Preparation {
     }
   }
 
-  __device__ void apply(char* places_of_step) {
+  __device__ void apply(char* positions_of_step) {
 #pragma unroll
     for (int row = thread_ / 8; row < Columns; row += kRowsAtOnce) {
-      T* const at = reinterpret_cast<T*>(places_of_step + row * kRowBytes + thread_ % 8 * 16);
+      T* const at = reinterpret_cast<T*>(positions_of_step + row * kRowBytes + thread_ % 8 * 16);
       const uint4 read = *reinterpret_cast<const uint4*>(at);
       float z[kWidth];
       load_neighbours(at, z);
@@ -150,10 +150,10 @@ class Preparation {
   PastRange<T> past_;
 };
 
-// Of float32: warps of their own make two parts of float16 of places, where they are, for the warps
-// that multiply. kWarps are one team or two, which take turns: a team has a step, a warp kRows
-// eights of its places, four lanes a place, each two of its pieces, which its parts' pieces are
-// again. All loads come first, then what takes long for one number and not for many.
+// Of float32: warps of their own make two parts of float16 of positions, where they are, for the
+// warps that multiply. kWarps are one team or two, which take turns: a team has a step, a warp
+// kRows eights of its positions, four lanes a position, each two of its pieces, which its parts'
+// pieces are again. All loads come first, then what takes long for one number and not for many.
 template <int Columns, bool Prologue>
 class Splitting {
  public:
@@ -176,12 +176,12 @@ class Splitting {
     if constexpr (Prologue) affine_.load(p_, image_, step * kStepChannels + lane_ * kWidth);
   }
 
-  // What the step's sums of places are multiplied by goes to `scales`.
-  __device__ void apply(char* places, float* scales) {
+  // What the step's sums of positions are multiplied by goes to `scales`.
+  __device__ void apply(char* positions, float* scales) {
     float z[kRows][kWidth], largest[kRows];
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) load_row(places, row_ + 8 * i, z[i]);
-    __syncwarp();  // a place's lanes store where the others of them have loaded
+    for (int i = 0; i < kRows; ++i) load_row(positions, row_ + 8 * i, z[i]);
+    __syncwarp();  // a position's lanes store where the others of them have loaded
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       if constexpr (Prologue) affine_.apply(p_, first_row_ + row_ + 8 * i, z[i]);
@@ -200,8 +200,8 @@ class Splitting {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const unsigned exponent = exponent_of(__float_as_uint(largest[i]));
-      if (lane_ == 0) scales[row_ + 8 * i] = unscale_of(exponent) * kPlaceUnit;
-      store_row(places, row_ + 8 * i, z[i], scale_of(exponent));
+      if (lane_ == 0) scales[row_ + 8 * i] = unscale_of(exponent) * kPositionUnit;
+      store_row(positions, row_ + 8 * i, z[i], scale_of(exponent));
     }
   }
 
@@ -210,16 +210,16 @@ class Splitting {
                        kWidth = kStepChannels / kLanes, kRows = Columns / kTeamWarps / 8;
   static_assert(kWidth == 8 && Columns % (8 * kTeamWarps) == 0);
 
-  __device__ void load_row(const char* places, int row, float (&z)[kWidth]) const {
+  __device__ void load_row(const char* positions, int row, float (&z)[kWidth]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const char* const from = places + row * kRowBytes + swizzled(row, 2 * lane_ + half) * 16;
+      const char* const from = positions + row * kRowBytes + swizzled(row, 2 * lane_ + half) * 16;
       load_four(reinterpret_cast<const float*>(from), z + 4 * half);
     }
   }
 
   // Lanes of odd rows store the small parts first, so that those of two rows meet in no bank.
-  __device__ void store_row(char* places, int row, const float (&z)[kWidth], float scale) const {
+  __device__ void store_row(char* positions, int row, const float (&z)[kWidth], float scale) const {
     const bool odd = row % 2 != 0;
     alignas(16) __half2 first[kWidth / 2], second[kWidth / 2];
 #pragma unroll
@@ -229,7 +229,7 @@ class Splitting {
       second[i] = odd ? parts.large : parts.small;
     }
     const auto store = [&](int piece, const __half2(&from)[kWidth / 2]) {
-      *reinterpret_cast<uint4*>(places + row * kRowBytes + swizzled(row, piece) * 16) =
+      *reinterpret_cast<uint4*>(positions + row * kRowBytes + swizzled(row, piece) * 16) =
           *reinterpret_cast<const uint4*>(from);
     };
     const int large = piece_of_eight(lane_), small = large + 2;

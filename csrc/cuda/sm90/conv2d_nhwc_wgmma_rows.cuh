@@ -1,10 +1,11 @@
-// conv2d_nhwc_wgmma of 3x3 windows one place apart, where tiles are parts of the image's rows: of
-// clamped results that are stored as what is multiplied (Gemm's in_rows).
+// conv2d_nhwc_wgmma of 3x3 windows one position apart, where tiles are parts of the image's rows:
+// of clamped results that are stored as what is multiplied (Gemm's in_rows).
 //
-// All nine taps of 128 bytes of channels read what is copied once: the three rows of the image that
-// a tile's windows reach, [3][places + 2], which a tap's matrix is from another place on. Pieces of
-// 16 bytes are swizzled by where they lie in shared memory, wherever a matrix begins (wgmma.cuh).
-// So a step copies weights alone. Sums are made channels by channels, tap by tap.
+// All nine kernel offsets of 128 bytes of channels read what is copied once: the three rows of the
+// image that a tile's windows reach, [3][positions + 2], which a kernel offset's matrix is from
+// another position on. Pieces of 16 bytes are swizzled by where they lie in shared memory, wherever
+// a matrix begins (wgmma.cuh). So a step copies weights alone. Sums are made channels by channels,
+// kernel offset by kernel offset.
 //
 // Of narrow images a tile is several rows, whose windows are one matrix with the two columns
 // between a row and the next, of which nothing is kept. Blocks of a cluster may have parts of the
@@ -28,10 +29,10 @@ namespace wgmma {
 // made in the place of the first two.
 template <int Groups, int Columns, int Blocks, bool Several>
 struct RowsTile {
-  // Places that a tile reaches, with those behind the last row: pitches are Columns / 2 + 1 at
+  // Positions that a tile reaches, with those behind the last row: pitches are Columns / 2 + 1 at
   // most.
-  static constexpr int kPlaces = Several ? 2 * Columns + 4 : 3 * (Columns + 2);
-  static constexpr int kImageBytes = (kPlaces * kRowBytes + 1023) / 1024 * 1024;
+  static constexpr int kPositions = Several ? 2 * Columns + 4 : 3 * (Columns + 2);
+  static constexpr int kImageBytes = (kPositions * kRowBytes + 1023) / 1024 * 1024;
   static constexpr int kWeightBytes = Groups * kFilters * kRowBytes;
   // Of what others of a cluster send.
   static constexpr int kReceived = Several ? received_bytes(Groups, Columns, kRowsSplit) : 0;
@@ -100,7 +101,7 @@ __global__ void __launch_bounds__(128 * Groups + 64, Blocks)
 #pragma unroll 1
     for (int chunk = first_chunk; chunk < end_chunk; ++chunk) {
 #pragma unroll 1
-      for (int step = chunk; step < p.steps; step += p.chunks) {  // a tap's
+      for (int step = chunk; step < p.steps; step += p.chunks) {  // a kernel offset's
         const std::uint32_t to = ring + stage * At::kWeightBytes, barrier = full + 8 * stage;
         const char* const from = weights + static_cast<std::int64_t>(step) * kUnitBytes;
         wait_mbarrier(empty + 8 * stage, parity);
@@ -147,7 +148,7 @@ __global__ void __launch_bounds__(128 * Groups + 64, Blocks)
   // Others have made their barriers.
   if (!kForRacecheck && Several && p.split > 1) wait_at_cluster_barrier();
   wait_for_inputs();  // of what this kernel overwrites, others may read
-  float sums[Columns / 2] = {};
+  float accumulators[Columns / 2] = {};
   const std::uint64_t weights = matrix_descriptor(ring + warp / 4 * kUnitBytes);
   int stage = 0, parity = 0, before = 0;
 #pragma unroll 1
@@ -160,7 +161,7 @@ __global__ void __launch_bounds__(128 * Groups + 64, Blocks)
 #pragma unroll
       for (int s = 0; s < 3; ++s) {
         wait_mbarrier(full + 8 * stage, parity);
-        multiply_rows<T, Columns>(sums, weights + stage * (At::kWeightBytes >> 4),
+        multiply_rows<T, Columns>(accumulators, weights + stage * (At::kWeightBytes >> 4),
                                   matrix_descriptor(of_chunk + (r * pitch + s) * kRowBytes));
         wgmma_commit();
         wgmma_wait<1>();  // those of the step before
@@ -192,18 +193,21 @@ __global__ void __launch_bounds__(128 * Groups + 64, Blocks)
   };
   const auto end = [&](int eight, int j, const float (&sum)[4]) {
     const int left = is_kept(8 * j + thread % 4 * 2) ? 8 : 0;  // pitches are even, as pairs are
-    past |= end_in_fragments<T>(Clamp{p.low, p.high}, sum, bias, {}, left,
-                                to + eight * 8 * At::kMadePitch);
+    past |= epilogue_in_fragments<T>(Clamp{p.low, p.high}, sum, bias, {}, left,
+                                     to + eight * 8 * At::kMadePitch);
   };
   if (!Several || p.split == 1) {
     named_barrier<kThreads>(1);  // no one multiplies what lies where it is made
 #pragma unroll
     for (int j = 0; j < Columns / 8; ++j) {
-      end(j, j, {sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]});
+      end(j, j,
+          {accumulators[4 * j], accumulators[4 * j + 1], accumulators[4 * j + 2],
+           accumulators[4 * j + 3]});
     }
   } else if constexpr (Several) {
     add_up_in_cluster<kRowsSplit, Columns, kThreads>(
-        reinterpret_cast<float4*>(memory), sums, rank, received, all_received, thread, [] {},
+        reinterpret_cast<float4*>(memory), accumulators, rank, received, all_received, thread,
+        [] {},
         [&](int eight, const float (&sum)[4]) { end(eight, eight * kRowsSplit + rank, sum); });
   }
   if (past && warp / 4 < units) tell(p.overflow);  // filters beyond the last have no weights
@@ -217,8 +221,8 @@ __global__ void __launch_bounds__(128 * Groups + 64, Blocks)
   for (int row = thread / kPieces; row < own_eights * 8; row += kThreads / kPieces) {
     const int column = (((row >> 3) << p.log_split) + rank) * 8 + row % 8;
     if (!is_kept(column)) continue;
-    const std::int64_t place = first + column - 2 * line_of(column);
-    *reinterpret_cast<float4*>(static_cast<T*>(p.y) + place * p.y_pitch + filter) =
+    const std::int64_t position = first + column - 2 * line_of(column);
+    *reinterpret_cast<float4*>(static_cast<T*>(p.y) + position * p.y_pitch + filter) =
         load_float4(made + row * At::kMadePitch + thread % kPieces * 16);
   }
 #endif

@@ -1,12 +1,12 @@
-// conv2d_nhwc_wgmma of 3x3 windows one place apart, where tiles are patches of the image, eight
-// places of each of many rows: of clamped results that are stored as what is multiplied (Gemm's
-// in_rows), or of the greatest of each two rows' two places.
+// conv2d_nhwc_wgmma of 3x3 windows one position apart, where tiles are patches of the image, eight
+// positions of each of many rows: of clamped results that are stored as what is multiplied (Gemm's
+// in_rows), or of the greatest of each two rows' two positions.
 //
-// All nine taps of 128 bytes of channels read what is copied once, the places that a patch's
-// windows reach, [rows + 2][10]: a tap's matrix has eight places of each row, and the next row's
-// lie ten places further. Pieces of 16 bytes are swizzled by where they lie in shared memory,
-// wherever a matrix begins (wgmma.cuh). So a step copies weights alone. Sums are made channels by
-// channels, tap by tap.
+// All nine kernel offsets of 128 bytes of channels read what is copied once, the positions that a
+// patch's windows reach, [rows + 2][10]: a kernel offset's matrix has eight positions of each row,
+// and the next row's lie ten positions further. Pieces of 16 bytes are swizzled by where they lie
+// in shared memory, wherever a matrix begins (wgmma.cuh). So a step copies weights alone. Sums are
+// made channels by channels, kernel offset by kernel offset.
 //
 // A block has 64 filters of one tile after another: copies for the next run ahead while one is
 // multiplied and ended, and two blocks of a multiprocessor take turns at its tensor cores. Two
@@ -31,7 +31,7 @@ namespace cnn_engine::cuda {
 
 namespace wgmma {
 
-constexpr int kPatchWidth = 8, kPatchPitch = kPatchWidth + 2;  // places; of what a patch reaches
+constexpr int kPatchWidth = 8, kPatchPitch = kPatchWidth + 2;  // positions; of what a patch reaches
 
 // Where things lie in the shared memory of a block: what patches reach, weights, what others of a
 // cluster send, barriers.
@@ -69,9 +69,9 @@ struct TwoOf<__nv_bfloat16> {
   static __device__ Type rounded(float a, float b) { return __floats2bfloat162_rn(a, b); }
 };
 
-// KnownActivation two rows of a tile as warps hold them (wgmma.cuh), which are rounded and then
-// clamped: the bounds are rounded, too. They go to shared memory as [2 rows][8 places][128 bytes of
-// filters], or, pooled, as [4 places][128 bytes], pieces of 16 bytes swizzled.
+// Finishes two rows of a tile as warps hold them (wgmma.cuh), which are rounded and then
+// clamped: the bounds are rounded, too. They go to shared memory as [2 rows][8 positions][128 bytes
+// of filters], or, pooled, as [4 positions][128 bytes], pieces of 16 bytes swizzled.
 template <typename T>
 class SpatialTileEpilogue {
  public:
@@ -85,14 +85,15 @@ class SpatialTileEpilogue {
       const int filter = first_filter + lane / 4 + 8 * i;
       bias_[i] = p.bias && filter < p.filters ? p.bias[filter] : 0.0f;
     }
-    // Lanes give addresses of 16 bytes: of both rows' places, eight filters and the next eight; of
-    // pooled places, whose filters take turns.
-    const int place = p.pools ? lane % 8 / 2 : lane % 8, half = p.pools ? lane % 2 : lane / 8 % 2;
-    at_ = ((p.pools ? 0 : lane / 16 * kPatchWidth) + place) * kRowBytes +
-          swizzled(place, warp * 2 + half) * 16;
+    // Lanes give addresses of 16 bytes: of both rows' positions, eight filters and the next eight;
+    // of pooled positions, whose filters take turns.
+    const int position = p.pools ? lane % 8 / 2 : lane % 8,
+              half = p.pools ? lane % 2 : lane / 8 % 2;
+    at_ = ((p.pools ? 0 : lane / 16 * kPatchWidth) + position) * kRowBytes +
+          swizzled(position, warp * 2 + half) * 16;
   }
 
-  // `to` is where eight places begin, of which pooled ones are the first four or the `next`.
+  // `to` is where eight positions begin, of which pooled ones are the first four or the `next`.
   __device__ void operator()(std::uint32_t to, const float (&upper)[4], const float (&lower)[4],
                              bool next = false) {
     to += next ? (at_ ^ 64) + 4 * kRowBytes : at_;
@@ -130,7 +131,7 @@ class SpatialTileEpilogue {
     }
     return false;
   }
-  // Whether one of two rows' sums, from a place on, is past the range of T.
+  // Whether one of two rows' sums, from a position on, is past the range of T.
   __device__ bool is_past(const float (&upper)[4], const float (&lower)[4], int h, int w) const {
     bool past = false;
 #pragma unroll
@@ -158,8 +159,8 @@ class SpatialTileEpilogue {
   std::uint32_t at_;
 };
 
-// Where a tile is: its first filter and place.
-struct PatchPlace {
+// Where a tile is: its first filter and position.
+struct TilePosition {
   int filter, image, h, w;
 };
 
@@ -168,13 +169,13 @@ struct PatchPlace {
 template <typename T, int Rows>
 class PatchRows {
  public:
-  __device__ PatchRows(const Gemm& p, const PatchPlace& first, int rank, int thread) {
+  __device__ PatchRows(const Gemm& p, const TilePosition& first, int rank, int thread) {
     constexpr int kWidth = 16 / static_cast<int>(sizeof(T));
-    const int place = thread / 8, piece = thread % 8, filter = first.filter + piece * kWidth;
-    // At a time threads have 16 places: two rows, or four of pooled ones.
-    const int shift = p.pools ? 1 : 0, width = kPatchWidth >> shift, column = place % width;
+    const int position = thread / 8, piece = thread % 8, filter = first.filter + piece * kWidth;
+    // At a time threads have 16 positions: two rows, or four of pooled ones.
+    const int shift = p.pools ? 1 : 0, width = kPatchWidth >> shift, column = position % width;
     const int two = width * 2 * kRowBytes;  // bytes of two rows' results
-    const int row = place / width, rows = p.out_h >> shift, columns = p.out_w >> shift;
+    const int row = position / width, rows = p.out_h >> shift, columns = p.out_w >> shift;
     const int h = (first.h >> shift) + (p.pools ? row << p.log_split : row) + (rank << (1 - shift));
     const int w = (first.w >> shift) + column;
     const int further = (p.pools ? 4 : 2) << p.log_split;
@@ -204,14 +205,14 @@ class PatchRows {
   std::int64_t further_;
 };
 
-// With `Stays` blocks take one tile after another.
-template <typename T, int Rows, bool Splits, bool Stays>
+// With `Persistent` blocks take one tile after another.
+template <typename T, int Rows, bool Splits, bool Persistent>
 __global__ void __launch_bounds__(128 + 64, 2)
     conv2d_nhwc_wgmma_patches_kernel(const __grid_constant__ CUtensorMap images,
                                      const __grid_constant__ CUtensorMap results,
                                      const __grid_constant__ Gemm p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  static_assert(!(Splits && Stays));
+  static_assert(!(Splits && Persistent));
   using At = PatchTile<Rows, Splits>;
   constexpr int kThreads = 128, kWarps = 4;  // that multiply
   extern __shared__ __align__(1024) char memory[];
@@ -227,7 +228,7 @@ __global__ void __launch_bounds__(128 + 64, 2)
   const int end_chunk = Splits ? min(first_chunk + p.steps_a_block, p.chunks) : p.chunks;
   if (thread == kThreads) {
     prefetch_tensor_map(&images);
-    if (Stays) prefetch_tensor_map(&results);
+    if (Persistent) prefetch_tensor_map(&results);
     for (int stage = 0; stage < At::kStages; ++stage) {
       init_mbarrier(full + 8 * stage, 1);
       init_mbarrier(empty + 8 * stage, 1);
@@ -248,17 +249,17 @@ __global__ void __launch_bounds__(128 + 64, 2)
   __syncthreads();
   if (kForRacecheck && Splits) wait_at_cluster_barrier();  // else it does not end
 
-  // Where blocks stay, neighbours, of one multiprocessor, do not both have the first tiles.
+  // Of persistent blocks, neighbours, of one multiprocessor, do not both have the first tiles.
   const int apart = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
-  const int first_tile = Stays ? block / 2 + block % 2 * (apart / 2) : block;
+  const int first_tile = Persistent ? block / 2 + block % 2 * (apart / 2) : block;
   // Of two rows' results.
   const int made_bytes = (p.pools ? kPatchWidth : 2 * kPatchWidth) * kRowBytes;
   const auto where = [&](int tile) {
     const int patch = tile / p.filter_tiles, line = patch / p.patches_a_row;
     const int image = line / p.patches_a_column;
-    return PatchPlace{(tile - patch * p.filter_tiles) * kFilters, image,
-                      (line - image * p.patches_a_column) * Rows,
-                      (patch - line * p.patches_a_row) * kPatchWidth};
+    return TilePosition{(tile - patch * p.filter_tiles) * kFilters, image,
+                        (line - image * p.patches_a_column) * Rows,
+                        (patch - line * p.patches_a_row) * kPatchWidth};
   };
   if (warp == kWarps) {  // asks for weights
     const bool leads = leads_warp();
@@ -270,7 +271,7 @@ __global__ void __launch_bounds__(128 + 64, 2)
 #pragma unroll 1
       for (int chunk = first_chunk; chunk < end_chunk; ++chunk) {
 #pragma unroll 1
-        for (int step = chunk; step < p.steps; step += p.chunks) {  // a tap's
+        for (int step = chunk; step < p.steps; step += p.chunks) {  // a kernel offset's
           const std::uint32_t barrier = full + 8 * stage.at;
           wait_mbarrier(empty + 8 * stage.at, stage.parity);
           if (leads) {
@@ -284,11 +285,11 @@ __global__ void __launch_bounds__(128 + 64, 2)
     }
     return;
   }
-  if (warp == kWarps + 1) {  // asks for what patches reach; where blocks stay, stores
+  if (warp == kWarps + 1) {  // asks for what patches reach; where blocks persist, stores
     const bool leads = leads_warp();
     constexpr int kChannels = kRowBytes / static_cast<int>(sizeof(T));
     const int shift = p.pools ? 1 : 0;
-    const auto store = [&](const PatchPlace& at, std::uint32_t from) {
+    const auto store = [&](const TilePosition& at, std::uint32_t from) {
       if (!leads || at.w >> shift >= p.out_w >> shift) return;
       for (int two = 0; two < Rows / 2; ++two) {
         const int h = (at.h + 2 * two) >> shift;
@@ -299,10 +300,10 @@ __global__ void __launch_bounds__(128 + 64, 2)
       tma_store_wait_read();
     };
     RingStage half = {0, 1};
-    constexpr PatchPlace kNothing = {-1, 0, 0, 0};
+    constexpr TilePosition kNothing = {-1, 0, 0, 0};
     // Results that are where patches come to.
-    PatchPlace made_first = kNothing, made_next = kNothing;
-    const auto keep = [&](const PatchPlace& at) {
+    TilePosition made_first = kNothing, made_next = kNothing;
+    const auto keep = [&](const TilePosition& at) {
       if (half.at == 0) {
         made_first = at;
       } else {
@@ -311,8 +312,8 @@ __global__ void __launch_bounds__(128 + 64, 2)
     };
     const auto wait_for_half = [&] {
       wait_mbarrier(read + 8 * half.at, half.parity);
-      if constexpr (Stays) {
-        const PatchPlace made = half.at == 0 ? made_first : made_next;
+      if constexpr (Persistent) {
+        const TilePosition made = half.at == 0 ? made_first : made_next;
         if (made.filter >= 0) store(made, patches + half.at * At::kImageBytes);
         __syncwarp();
         keep(kNothing);
@@ -321,7 +322,7 @@ __global__ void __launch_bounds__(128 + 64, 2)
     bool waited = false;
 #pragma unroll 1
     for (int tile = first_tile; tile < p.tiles; tile += apart) {
-      const PatchPlace at = where(tile);
+      const TilePosition at = where(tile);
       if ((at.image | at.h | at.w) < 0) return;  // never: but so it is divided before the wait
       if (!waited) {
         wait_for_inputs();
@@ -337,11 +338,11 @@ __global__ void __launch_bounds__(128 + 64, 2)
           tma_load_box(patches + half.at * At::kImageBytes, &images, chunk * kChannels,
                        at.w - p.pad_left, at.h - p.pad_top, at.image, barrier);
         }
-        if (Stays && chunk + 1 == end_chunk) keep(at);
+        if (Persistent && chunk + 1 == end_chunk) keep(at);
         half.next(2);
       }
     }
-    if constexpr (Stays) {
+    if constexpr (Persistent) {
 #pragma unroll 1
       for (int i = 0; i < 2; ++i) {
         wait_for_half();
@@ -353,30 +354,30 @@ __global__ void __launch_bounds__(128 + 64, 2)
   }
 
   // Known before the wait, as to divide takes long.
-  const PatchPlace first = where(first_tile);
+  const TilePosition first = where(first_tile);
   const PatchRows<T, Rows> own(p, first, rank, thread);
   // Others have made their barriers.
   if (!kForRacecheck && Splits) wait_at_cluster_barrier();
   wait_for_inputs();  // of what this kernel overwrites, others may read
   const std::uint64_t weights = matrix_descriptor(ring);
-  const std::uint64_t places = matrix_descriptor<kPatchPitch * kRowBytes>(patches);
+  const std::uint64_t positions = matrix_descriptor<kPatchPitch * kRowBytes>(patches);
   RingStage stage = {0, 0}, half = {0, 0};
 #pragma unroll 1
   for (int tile = first_tile; tile < p.tiles; tile += apart) {
-    const PatchPlace at = Stays ? where(tile) : first;
+    const TilePosition at = Persistent ? where(tile) : first;
     SpatialTileEpilogue<T> end(p, at.filter + warp * 16, warp, thread % 32);
-    float sums[Rows * 4] = {};
+    float accumulators[Rows * 4] = {};
     int before = 0;
 #pragma unroll 1
     for (int chunk = first_chunk; chunk < end_chunk; ++chunk) {
-      const std::uint64_t of_chunk = places + half.at * (At::kImageBytes >> 4);
+      const std::uint64_t of_chunk = positions + half.at * (At::kImageBytes >> 4);
       wait_mbarrier(there + 8 * half.at, half.parity);
 #pragma unroll 1
       for (int r = 0; r < 3; ++r) {
 #pragma unroll
         for (int s = 0; s < 3; ++s) {
           wait_mbarrier(full + 8 * stage.at, stage.parity);
-          multiply_rows<T, Rows * 8>(sums, weights + stage.at * (At::kWeightBytes >> 4),
+          multiply_rows<T, Rows * 8>(accumulators, weights + stage.at * (At::kWeightBytes >> 4),
                                      of_chunk + (r * kPatchPitch + s) * (kRowBytes >> 4));
           wgmma_commit();
           wgmma_wait<1>();  // those of the step before
@@ -396,8 +397,8 @@ __global__ void __launch_bounds__(128 + 64, 2)
     const auto two_rows = [&](int row, float (&upper)[4], float (&lower)[4]) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        upper[i] = sums[4 * row + i];
-        lower[i] = sums[4 * row + 4 + i];
+        upper[i] = accumulators[4 * row + i];
+        lower[i] = accumulators[4 * row + 4 + i];
       }
     };
     bool past = false;
@@ -407,7 +408,7 @@ __global__ void __launch_bounds__(128 + 64, 2)
       const auto add_up = [&](auto of_cluster) {
         constexpr int kSplit = decltype(of_cluster)::value;
         add_up_at_once<kSplit, Rows * 8, kThreads, 2>(
-            sums, rank, received, all_received, thread, [] {},
+            accumulators, rank, received, all_received, thread, [] {},
             [&](int eight, const float (&sum)[4]) {
               if (eight % 2 == 0) {
 #pragma unroll
@@ -444,7 +445,7 @@ __global__ void __launch_bounds__(128 + 64, 2)
       }
     }
     if (past) tell(p.overflow);
-    if (Stays) {
+    if (Persistent) {
       fence_async_proxy();
       named_barrier<kThreads>(1);
       if (thread == 0) arrive(read + 8 * last);
@@ -475,11 +476,11 @@ void launch_patch(const SourceImages& images, Gemm p, const Choice& choice, Stre
   const bool alone = p.tiles * p.split <= choice.multiprocessors;
   const int bytes = alone ? std::max(At::kBytes, At::kAlone) : At::kBytes;
   const int blocks = Splits ? p.tiles : std::min(2 * choice.multiprocessors, p.tiles);
-  const bool stays = blocks < p.tiles;
-  const auto kernel = stays ? conv2d_nhwc_wgmma_patches_kernel<T, Rows, Splits, !Splits>
-                            : conv2d_nhwc_wgmma_patches_kernel<T, Rows, Splits, false>;
-  CUtensorMap results = {};  // which threads store where blocks do not stay
-  if (stays) {
+  const bool is_persistent = blocks < p.tiles;
+  const auto kernel = is_persistent ? conv2d_nhwc_wgmma_patches_kernel<T, Rows, Splits, !Splits>
+                                    : conv2d_nhwc_wgmma_patches_kernel<T, Rows, Splits, false>;
+  CUtensorMap results = {};  // which threads store where blocks do not persist
+  if (is_persistent) {
     results =
         map_of_boxes<T>(p.y, made, p.y_pitch, p.pools ? 1 : 2, kPatchWidth >> (p.pools ? 1 : 0));
   }

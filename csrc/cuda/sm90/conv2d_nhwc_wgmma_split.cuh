@@ -4,12 +4,12 @@
 // scale: they are right to 2^-39 of that then. What is left out, x' w', is at most 2^-24 of a
 // product, to either side.
 //
-// Scales bring the largest of a filter's weights, and of a place's channels of a step, to between
-// 2^14 and 2^15, so that nothing leaves float16's range whatever the numbers are. A filter's is
-// packed with its weights and taken back at the end, a place's is found as its step comes, and
-// taken back as the step's sums are added to the others, by additions that round: tensor cores cut
-// off what does not fit a sum's bits, always towards zero, which through many layers is an error of
-// its own (compensated).
+// Scales bring the largest of a filter's weights, and of a position's channels of a step, to
+// between 2^14 and 2^15, so that nothing leaves float16's range whatever the numbers are. A
+// filter's is packed with its weights and taken back at the end, a position's is found as its step
+// comes, and taken back as the step's sums are added to the others, by additions that round: tensor
+// cores cut off what does not fit a sum's bits, always towards zero, which through many layers is
+// an error of its own (compensated).
 //
 // An infinity's large part is float16's largest number, and its small part is the infinity: that is
 // multiplied by large parts alone, which are 0 only of 0, and so have the sign of the other number.
@@ -39,10 +39,10 @@ __device__ inline float scale_of(unsigned exponent) {
 __device__ inline float unscale_of(unsigned exponent) {
   return __uint_as_float((exponent - 14) << 23);
 }
-// Sums are added up in this unit of their places' scales, in which neither the largest nor the
+// Sums are added up in this unit of their positions' scales, in which neither the largest nor the
 // smallest of them leave float32's range where their filter's largest weight is within 2^121; the
 // end takes it back, with the filters' scales.
-constexpr float kPlaceUnit = 0x1p-20f, kFilterUnit = 0x1p20f;
+constexpr float kPositionUnit = 0x1p-20f, kFilterUnit = 0x1p20f;
 
 // The nearest of float16's finite numbers, of an infinity too.
 __device__ inline __half2 nearest_finite(float a, float b) {
@@ -80,8 +80,8 @@ __device__ inline __half part_of_weight(float weight, float scale, bool small) {
 // Tensor cores cut off up to 0.9 of 2^-24 of a sum on average (cut_off_of). It is given back to
 // what a block has added up: sums of more than 1 / 2^24 cut_off times a power of two grow by one
 // unit of their last bit. Those whose last three bits are 0 stay, so that whole numbers are exact.
-// Weights that are larger by as much would have the same errors at all places, which a mean over
-// places keeps.
+// Weights that are larger by as much would have the same errors at all positions, which a mean over
+// positions keeps.
 __device__ inline float compensated(float sum, float cut_off) {
   // Two instructions, where a compiler takes three.
   asm("{ .reg .pred grows; .reg .b32 last;\n"
@@ -100,30 +100,30 @@ __host__ __device__ constexpr int piece_of_eight(int eight) { return eight / 2 *
 
 // Asks for the products of a step: the small ones first.
 template <int Columns>
-__device__ inline void multiply_parts(float (&sums)[Columns / 2], std::uint64_t weights,
-                                      std::uint64_t places) {
+__device__ inline void multiply_parts(float (&accumulators)[Columns / 2], std::uint64_t weights,
+                                      std::uint64_t positions) {
   constexpr int kApart = kInstructionBytes >> 4, kSmall = kApart, kNext = 2 * kApart;
-  using Products = Wgmma<__half, Columns>;
+  using Instruction = Wgmma<__half, Columns>;
   wgmma_fence();
-  WgmmaAnew<__half, Columns>::multiply(sums, weights + kSmall, places);
-  Products::multiply(sums, weights + kSmall + kNext, places + kNext);
-  Products::multiply(sums, weights, places + kSmall);
-  Products::multiply(sums, weights + kNext, places + kSmall + kNext);
-  Products::multiply(sums, weights, places);
-  Products::multiply(sums, weights + kNext, places + kNext);
+  WgmmaAnew<__half, Columns>::multiply(accumulators, weights + kSmall, positions);
+  Instruction::multiply(accumulators, weights + kSmall + kNext, positions + kNext);
+  Instruction::multiply(accumulators, weights, positions + kSmall);
+  Instruction::multiply(accumulators, weights + kNext, positions + kSmall + kNext);
+  Instruction::multiply(accumulators, weights, positions);
+  Instruction::multiply(accumulators, weights + kNext, positions + kNext);
   wgmma_commit();
 }
 
 // Sums that the products before have ended: the compiler does not look at them earlier.
 template <int n>
-__device__ inline void take(float (&sums)[n]) {
+__device__ inline void take(float (&accumulators)[n]) {
 #pragma unroll
-  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
 }
 
-// Adds a step's sums to those before, in units of the tile's places' scales.
+// Adds a step's sums to those before, in units of the tile's positions' scales.
 template <int n>
-__device__ inline void add_scaled(float (&sums)[n], const float (&of_step)[n],
+__device__ inline void add_scaled(float (&accumulators)[n], const float (&of_step)[n],
                                   const float* scales) {
   const float* const own = scales + threadIdx.x % 4 * 2;
 #pragma unroll
@@ -131,7 +131,7 @@ __device__ inline void add_scaled(float (&sums)[n], const float (&of_step)[n],
     const float2 scale = *reinterpret_cast<const float2*>(own + eight * 8);
 #pragma unroll
     for (int i = 4 * eight; i < 4 * eight + 4; ++i) {
-      sums[i] = fmaf(of_step[i], i % 2 ? scale.y : scale.x, sums[i]);
+      accumulators[i] = fmaf(of_step[i], i % 2 ? scale.y : scale.x, accumulators[i]);
     }
   }
 }

@@ -1,9 +1,9 @@
 // stem_pool: the first layer's products of conv2d_nhwc_wgmma_planar.cu, whose results a block pools
 // before it stores them.
 //
-// D [64 filters, places of the convolution]: of a tile's 32 columns a warpgroup has eight, of all
-// rows that its rows of y reach: five for two, seven for three. Rows are pooled where products are
-// held, then bias, clamp and rounding follow, which change no order; columns by way of shared
+// D [64 filters, positions of the convolution]: of a tile's 32 columns a warpgroup has eight, of
+// all rows that its rows of y reach: five for two, seven for three. Rows are pooled where products
+// are held, then bias, clamp and rounding follow, which change no order; columns by way of shared
 // memory, which they leave with channels side by side. A warp reads a row of the image. Weights are
 // copied once for all tiles of a block, two rows of the filters after two, each with a barrier.
 //
@@ -44,10 +44,10 @@ constexpr int kThreads = 512;
 constexpr int kBlocks = 2;                 // of a multiprocessor
 constexpr int kStride = 2;                 // columns from a window of the convolution to the next
 constexpr int kWindow = 3, kPoolStep = 2;  // of the pool, either way
-constexpr int kPlaces = 32;       // columns of the convolution, pieces of a row of the image
+constexpr int kPositions = 32;    // columns of the convolution, pieces of a row of the image
 constexpr int kMostColumns = 14;  // of y, whose windows are within these pieces
-constexpr int kLineBytes = kPlaces * 16;
-constexpr int kMadePitch = 64 * 2 + 16;   // bytes of a place of what was made
+constexpr int kLineBytes = kPositions * 16;
+constexpr int kMadePitch = 64 * 2 + 16;   // bytes of a position of what was made
 constexpr int kSharedBytes = 200 * 1024;  // at most
 
 __host__ __device__ constexpr int rows_of(int pooled_rows) {
@@ -96,13 +96,14 @@ struct Stem {
 // windows alone. `pieces`: of the tile's first row and the warpgroup's first column.
 template <typename T, int n>
 __device__ inline void sum_plainly(const Conv2dShape& shape, const char* weights,
-                                   const char* pieces, float (&sums)[n]) {
+                                   const char* pieces, float (&accumulators)[n]) {
   const int thread = threadIdx.x % 128, lane = thread % 32, first = thread / 32 * 16 + lane / 4;
 #pragma unroll
-  for (float& sum : sums) sum = 0.0f;
+  for (float& sum : accumulators) sum = 0.0f;
 #pragma unroll 1
-  for (int tap = 0; tap < shape.r * shape.s * shape.c; ++tap) {
-    const int c = tap % shape.c, s = tap / shape.c % shape.s, r = tap / shape.c / shape.s;
+  for (int kernel_offset = 0; kernel_offset < shape.r * shape.s * shape.c; ++kernel_offset) {
+    const int c = kernel_offset % shape.c, s = kernel_offset / shape.c % shape.s,
+              r = kernel_offset / shape.c / shape.s;
     const int in_piece = s % kStride * kPlanes + c;
     float weight[2];
 #pragma unroll
@@ -117,8 +118,8 @@ __device__ inline void sum_plainly(const Conv2dShape& shape, const char* weights
       const int row = i / 4, column = lane % 4 * 2 + i % 2;
       const char* const from =
           pieces + (row * shape.stride_h + r) * kLineBytes + (column + s / kStride) * 16;
-      sums[i] =
-          fmaf(widened(reinterpret_cast<const T*>(from)[in_piece]), weight[i / 2 % 2], sums[i]);
+      accumulators[i] = fmaf(widened(reinterpret_cast<const T*>(from)[in_piece]), weight[i / 2 % 2],
+                             accumulators[i]);
     }
   }
 }
@@ -197,9 +198,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     fence_async_proxy();
     const bool plain = __syncthreads_or(probe != 0.0f);
 
-    float sums[kRows * 4] = {};
+    float accumulators[kRows * 4] = {};
     const std::uint32_t pieces = weights + weight_bytes + group * 8 * 16;
-    // A place's next two columns are the next piece; the next eight places are of the next row.
+    // A position's next two columns are the next piece; the next eight positions are of the next
+    // row.
     const std::uint64_t next_row = std::uint64_t(p.shape.stride_h * kLineBytes >> 4) << 32;
 #pragma unroll 1
     for (int r = 0; r < p.shape.r; ++r) {
@@ -209,22 +211,22 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       wgmma_fence();
 #pragma unroll
       for (int i = 0; i < kInstructions; ++i) {
-        Wgmma<T, kRows * 8>::multiply(sums, a + i * (kInstructionBytes >> 4),
+        Wgmma<T, kRows * 8>::multiply(accumulators, a + i * (kInstructionBytes >> 4),
                                       b + i * (kInstructionBytes / 16));
       }
       wgmma_commit();
       wgmma_wait<1>();
     }
     wgmma_wait<0>();
-    take(sums);
-    if (plain) sum_plainly<T>(p.shape, memory, image + group * 8 * 16, sums);
+    take(accumulators);
+    if (plain) sum_plainly<T>(p.shape, memory, image + group * 8 * 16, accumulators);
 
     if (row_from < 0 || row_from + kRows > p.rows) {
 #pragma unroll
       for (int row = 0; row < kRows; ++row) {
         if (row_from + row >= 0 && row_from + row < p.rows) continue;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sums[row * 4 + i] = -INFINITY;
+        for (int i = 0; i < 4; ++i) accumulators[row * 4 + i] = -INFINITY;
       }
     }
     // Of the columns of what is pooled, those inside the image.
@@ -235,13 +237,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       alignas(8) T rounded[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float* const from = sums + row * kPoolStep * 4 + i;
+        const float* const from = accumulators + row * kPoolStep * 4 + i;
         const float sum = max_nan(max_nan(from[0], from[4]), from[8]) + bias[i / 2];
         value[row][i] = clamp(sum, p.low, p.high);
         rounded[i] = narrowed<T>(value[row][i]);
       }
       most = fmaxf(most, largest(value[row]));
-      store_two_tiles(made + (row * kPlaces + group * 8 + row_of_tiles(lane)) * kMadePitch +
+      store_two_tiles(made + (row * kPositions + group * 8 + row_of_tiles(lane)) * kMadePitch +
                           (warp % 4 * 16 + piece_of_tiles(lane) * 8) * 2,
                       reinterpret_cast<const std::uint32_t*>(rounded)[0],
                       reinterpret_cast<const std::uint32_t*>(rounded)[1]);
@@ -270,13 +272,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
           y_column >= p.out_w || left <= 0) {
         continue;
       }
-      // A place outside is as the nearest inside, which is in the window, too.
+      // A position outside is as the nearest inside, which is in the window, too.
       uint4 read[kWindow];
 #pragma unroll
       for (int j = 0; j < kWindow; ++j) {
         const int at = min(max(column * kPoolStep + j, lowest), highest);
-        read[j] = *reinterpret_cast<const uint4*>(memory + p.made_at +
-                                                  (row * kPlaces + at) * kMadePitch + piece * 16);
+        read[j] = *reinterpret_cast<const uint4*>(
+            memory + p.made_at + (row * kPositions + at) * kMadePitch + piece * 16);
       }
       const uint4 best = maximum(maximum(read[0], read[1], T()), read[2], T());
       T* const to =
@@ -300,7 +302,7 @@ int shared_bytes(Stem& p) {
   const int units = weight_units(shape.r);
   p.rows_in = shape.r + (rows_of(PooledRows) - 1) * shape.stride_h;
   p.made_at = units * kUnitBytes + p.rows_in * kLineBytes + beyond(16);
-  p.barriers_at = p.made_at + PooledRows * kPlaces * kMadePitch;
+  p.barriers_at = p.made_at + PooledRows * kPositions * kMadePitch;
   return p.barriers_at + units * 8;
 }
 
@@ -324,8 +326,8 @@ void part(Stem& p, int pooled_rows) {
   p.by_column = Divisor(tiles_a_column);
 }
 
-// Fewer rows a tile where all tiles run at once so: of more, fewer are made twice. Blocks stay, and
-// take one tile after another, where each has some.
+// Fewer rows a tile where all tiles run at once so: of more, fewer are made twice. Blocks are
+// persistent, and take one tile after another, where each has some.
 template <typename T, int FilterColumns>
 void launch_columns(Stem p, int multiprocessors, Stream stream) {
   constexpr int kFew = 2, kMany = 3, kSome = 4;
@@ -384,15 +386,15 @@ void stem_pool(const float* input, const void* packed, const Images& output,
   if (known_activation_of(clamp) != KnownActivation::clamps) refuse("relu, clip or no function");
   if (shape.n == 0) return;
   const int multiprocessors = target_here().multiprocessors;
-  const std::int64_t places = std::int64_t{pool.out_h()} * pool.out_w();
+  const std::int64_t positions = std::int64_t{pool.out_h()} * pool.out_w();
   const std::int64_t image = std::int64_t{shape.c} * shape.h * shape.w;
   for_each_part_of_batch(
-      shape.n, std::max(image, places * output.pitch), [&](std::int64_t first, int images) {
+      shape.n, std::max(image, positions * output.pitch), [&](std::int64_t first, int images) {
         wgmma::stem::Stem p = {};
         p.x = input + first * image;
         p.packed = static_cast<const char*>(packed);
         p.bias = epilogue.bias;
-        p.y = element(output.data, output.storage, first * places * output.pitch);
+        p.y = element(output.data, output.storage, first * positions * output.pitch);
         p.shape = shape;
         p.shape.n = images;
         p.y_pitch = output.pitch;

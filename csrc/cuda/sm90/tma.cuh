@@ -32,8 +32,8 @@ __device__ inline void tma_load_tile(std::uint32_t to, const CUtensorMap* map, i
       : "memory");
 }
 
-// Places of a window's tap (down, right) over images [n, h, w, c], from that window on whose first
-// tap is at (n, h, w).
+// Positions of a window's kernel offset (down, right) over images [n, h, w, c], from that window on
+// whose first kernel offset is at (n, h, w).
 __device__ inline void tma_load_im2col(std::uint32_t to, const CUtensorMap* map, int c, int w,
                                        int h, int n, int right, int down, std::uint32_t barrier) {
   asm volatile(
@@ -44,7 +44,7 @@ __device__ inline void tma_load_im2col(std::uint32_t to, const CUtensorMap* map,
       : "memory");
 }
 
-// A box of images [n, h, w, c] from that place on, which may be beyond the image.
+// A box of images [n, h, w, c] from that position on, which may be beyond the image.
 __device__ inline void tma_load_box(std::uint32_t to, const CUtensorMap* map, int c, int w, int h,
                                     int n, std::uint32_t barrier) {
   asm volatile(
@@ -63,7 +63,7 @@ __device__ inline void tma_store_tile(const CUtensorMap* map, std::uint32_t from
       "r"(column), "r"(row), "r"(from)
       : "memory");
 }
-// A box of images [n, h, w, c], those of its places that are in the image.
+// A box of images [n, h, w, c], those of its positions that are in the image.
 __device__ inline void tma_store_box(const CUtensorMap* map, std::uint32_t from, int c, int w,
                                      int h, int n) {
   asm volatile(

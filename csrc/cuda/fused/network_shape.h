@@ -10,25 +10,26 @@
 namespace cnn_engine::cuda::fused {
 
 // A convolution with its activation and its 2x2 pooling, as Conv in geometry.cuh has them.
-struct ChainLayer {
+struct LayerShape {
   int channels, filters, kernel, pad, stride;
   LayerKind activation;  // relu, tanh, or conv2d: none
   bool pool;
 };
 
-struct Chain {
+struct NetworkShape {
   int c, h, w, classes;  // classes: of the linear layer and softmax at the end, 0: there are none
   int features;          // that the convolutions end with, of an image
-  std::vector<ChainLayer> layers;
+  std::vector<LayerShape> layers;
 };
 
 // Reads a description. Returns "", or why no kernel here runs it; what `parts` become are the
 // description's layers that each timed part of a kernel covers (ticks.cuh).
-std::string read(const NetworkDescription& description, Chain& chain, std::vector<int>& parts);
+std::string read(const NetworkDescription& description, NetworkShape& network_shape,
+                 std::vector<int>& parts);
 
-bool same(const Chain& a, const Chain& b);
+bool same(const NetworkShape& a, const NetworkShape& b);
 
 // The program of program.cuh for a chain: values of `parts` parts of the format `format` (mma.cuh).
-std::string source_of(const Chain& chain, const char* format, int parts);
+std::string source_of(const NetworkShape& network_shape, const char* format, int parts);
 
 }  // namespace cnn_engine::cuda::fused

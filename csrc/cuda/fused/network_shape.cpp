@@ -1,4 +1,4 @@
-#include "cuda/fused/chain.h"
+#include "cuda/fused/network_shape.h"
 
 #include <algorithm>
 
@@ -15,7 +15,7 @@ std::string pair(int a, int b) { return std::to_string(a) + "x" + std::to_string
 
 class Reader {
  public:
-  Reader(const NetworkDescription& from, Chain& to, std::vector<int>& parts)
+  Reader(const NetworkDescription& from, NetworkShape& to, std::vector<int>& parts)
       : from_(from), to_(to), parts_(parts) {}
 
   std::string read() {
@@ -74,7 +74,7 @@ class Reader {
       return here() + "expected a kernel no larger than its input, found " +
              pair(l.kernel_h, l.kernel_w) + " on " + pair(h, w);
     }
-    ChainLayer to{c, l.out_channels, l.kernel_h, l.pad_h, l.stride_h, LayerKind::conv2d, false};
+    LayerShape to{c, l.out_channels, l.kernel_h, l.pad_h, l.stride_h, LayerKind::conv2d, false};
     c = l.out_channels;
     h = (h + 2 * l.pad_h - l.kernel_h) / l.stride_h + 1;
     w = (w + 2 * l.pad_w - l.kernel_w) / l.stride_w + 1;
@@ -110,7 +110,7 @@ class Reader {
 
   std::string head() {
     if (at_ == from_.layers.size()) return "";
-    const ChainLayer& last = to_.layers.back();
+    const LayerShape& last = to_.layers.back();
     if (!is(LayerKind::linear)) {
       return here() + "expected a convolution, a linear layer or the end";
     }
@@ -131,35 +131,37 @@ class Reader {
   }
 
   const NetworkDescription& from_;
-  Chain& to_;
+  NetworkShape& to_;
   std::vector<int>& parts_;
   std::size_t at_ = 0;
 };
 
 }  // namespace
 
-std::string read(const NetworkDescription& description, Chain& chain, std::vector<int>& parts) {
+std::string read(const NetworkDescription& description, NetworkShape& network_shape,
+                 std::vector<int>& parts) {
   parts.clear();
-  return Reader(description, chain, parts).read();
+  return Reader(description, network_shape, parts).read();
 }
 
-bool same(const Chain& a, const Chain& b) {
+bool same(const NetworkShape& a, const NetworkShape& b) {
   return a.c == b.c && a.h == b.h && a.w == b.w && a.classes == b.classes &&
          std::equal(a.layers.begin(), a.layers.end(), b.layers.begin(), b.layers.end(),
-                    [](const ChainLayer& x, const ChainLayer& y) {
+                    [](const LayerShape& x, const LayerShape& y) {
                       return x.filters == y.filters && x.kernel == y.kernel && x.pad == y.pad &&
                              x.stride == y.stride && x.activation == y.activation &&
                              x.pool == y.pool;
                     });
 }
 
-std::string source_of(const Chain& chain, const char* format, int parts) {
+std::string source_of(const NetworkShape& network_shape, const char* format, int parts) {
   std::string text =
       "#include \"cuda/fused/program.cuh\"\n\nnamespace cnn_engine::cuda::fused {\n\nusing Net = "
       "Network<";
-  for (const int number : {chain.c, chain.h, chain.w}) text += std::to_string(number) + ", ";
-  text += std::to_string(chain.classes);
-  for (const ChainLayer& l : chain.layers) {
+  for (const int number : {network_shape.c, network_shape.h, network_shape.w})
+    text += std::to_string(number) + ", ";
+  text += std::to_string(network_shape.classes);
+  for (const LayerShape& l : network_shape.layers) {
     const bool none = l.activation == LayerKind::conv2d;
     text += ", Conv<";
     for (const int number : {l.filters, l.kernel, l.pad}) text += std::to_string(number) + ", ";
