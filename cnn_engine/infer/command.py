@@ -20,7 +20,7 @@ from ..io.files import write_text
 from ..io.preprocess import Preprocess
 from ..kernels import select
 from ..measure.environment import Stopwatch, host_load
-from . import estimate, output, packages, readers, sources, summary
+from . import chunk, estimate, output, packages, sources, summary
 from .display import Display, Metrics
 from .output import Record
 from .output_dir import Folder
@@ -492,7 +492,7 @@ def _identity(document: dict[str, Any]) -> str:
 
 def _check_reads(source: sources.Source, hello: dict[str, Any]) -> None:
     """Refuses images that the network has no place for."""
-    given = readers.dtype_of(source.kind)
+    given = chunk.dtype_of(source.kind)
     becomes = "float32" if hello["normalises"] else given
     if becomes not in hello["reads"]:
         if becomes == "uint8":

@@ -11,7 +11,8 @@ import numpy as np
 from ..errors import InputError
 from ..io.images import MOST_PIXELS, decode, is_upright, quick_pixels
 from ..io.preprocess import Preprocess
-from .readers import Chunk, Slot
+from .buffers import Slot
+from .chunk import Chunk
 
 #: Images of a chunk that one thread decodes at a time, at most, and parts a thread, so that all end at
 #: about the same time.

@@ -21,10 +21,10 @@ from ..locks import ForkSafeLock
 from ..workload import Samples
 from . import readers
 from .buffers import ARRAY_KINDS, DeviceSlot, Slot, Slots
+from .chunk import Chunk, dtype_of
 from .columns import Column, memory, row_bytes
 from .decoding import Decoder
 from .output import Faults, OutputError, Record, ShardFile
-from .readers import Chunk
 from .shards import Shard, pieces_of
 from .sources import Wanted
 
@@ -395,7 +395,7 @@ def slot_type(engine: Any, decoder: Decoder, batch: int, kind: str) -> type[Slot
     """Returns what chunks of a kind of input need: a GPU's own memory where files are read into it."""
     if kind not in ARRAY_KINDS or decoder.normalises:
         return Slot
-    return DeviceSlot if engine.takes_files(batch, readers.dtype_of(kind)) else Slot
+    return DeviceSlot if engine.takes_files(batch, dtype_of(kind)) else Slot
 
 
 def chunk_bytes(chunk: Chunk) -> int:

@@ -19,9 +19,9 @@ from ..locks import ForkSafeLock
 from ..workload import Samples
 from . import readers
 from .buffers import DeviceSlot, Slot
+from .chunk import Chunk, dtype_of
 from .decoding import Decoder
 from .pipeline import COMMITTERS, SLOTS, WRITERS, Settings, chunk_bytes
-from .readers import Chunk
 from .shards import Shard, pieces_of
 from .sources import ENCODED
 
@@ -56,7 +56,7 @@ class Bench:
 
     @property
     def dtype(self) -> str:
-        return readers.dtype_of(self.shards[0].kind)
+        return dtype_of(self.shards[0].kind)
 
     @property
     def in_device(self) -> bool:

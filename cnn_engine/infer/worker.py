@@ -31,10 +31,10 @@ from ..measure import environment
 from ..workload import Samples, get, of_model
 from . import columns, memory, packages, stage_limits
 from .buffers import Slot
+from .chunk import dtype_of
 from .decoding import Decoder
 from .output import Record, ShardFile
 from .pipeline import SLOTS, Pipeline, Settings, slot_type, waiting_chunks
-from .readers import dtype_of
 from .shards import Shard
 from .sources import Wanted
 

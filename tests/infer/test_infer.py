@@ -17,7 +17,7 @@ import pytest
 from cnn_engine import Engine, infer
 from cnn_engine import __main__ as doors
 from cnn_engine.devices import threads
-from cnn_engine.infer import buffers, command, local_pool, readers, shards, sources
+from cnn_engine.infer import array_readers, buffers, command, local_pool, shards, sources
 
 ENGINE = Engine("cifar10", device="cpu", threads=1)
 
@@ -144,7 +144,7 @@ def test_ids_and_labels_that_are_odd(images, tmp_path):
 
 def test_ids_are_numbered_by_hand():
     for first, count in ((0, 1), (0, 12), (95, 10), (998, 1005), (123456789, 3), (7, 0)):
-        found = readers.numbered("a/b\udcff.npy", first, count).to_pylist()
+        found = array_readers.numbered("a/b\udcff.npy", first, count).to_pylist()
         assert found == [f"a/b\\xff.npy#{number}" for number in range(first, first + count)]
 
 
