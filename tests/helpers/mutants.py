@@ -163,7 +163,7 @@ MUTANTS = [
     ),
     # ---- memory and files ----
     mutant(
-        "a batch refused four bytes late", "cnn_engine/plan/builder.py",
+        "a batch refused four bytes late", "cnn_engine/plan/arenas.py",
         "wanted > (free := owner.free_memory())", "wanted > 4 + (free := owner.free_memory())",
         "test_predict.py::test_a_batch_is_refused_from_the_first_byte_that_is_not_free",
     ),
@@ -203,8 +203,8 @@ MUTANTS = [
         "test_infer_columns.py::test_of_equal_numbers_the_lowest_classes_are_on_top",
     ),
     mutant(
-        "logits are called probabilities", "cnn_engine/infer/worker.py",
-        "if self.engine.gives_probabilities else OUTPUTS", "",
+        "logits are called probabilities", "cnn_engine/infer/columns.py",
+        "if engine.gives_probabilities else OUTPUTS", "",
         "test_infer_columns.py::test_columns_call_probabilities_what_a_softmax_gives_alone",
     ),
     mutant(
