@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 import sys
+from dataclasses import asdict
 from time import perf_counter
 
 import numpy as np
@@ -19,10 +20,11 @@ from .io.files import atomic_write
 from .io.progress import Progress
 from .kernel import preflight
 from .kernels import select
-from .measure import profile, timing
+from .measure import profile, roofline, timing
 from .measure.result import Result
 from .report import grouping, plot
 from .report import profile as profile_report
+from .report import roofline as roofline_report
 from .vision import heads, pictures, viewer
 from .workload import Dataset, Samples, Workload
 
@@ -158,6 +160,13 @@ def parser() -> argparse.ArgumentParser:
         help="draw the time of each layer as a picture (.png, .svg or .pdf); needs matplotlib",
     )
     p.add_argument(
+        "--roofline",
+        nargs="?",
+        const="",
+        metavar="FILE.png",
+        help="measure the CPU's limits, and say for each layer which one binds it; with a file, draw it",
+    )
+    p.add_argument(
         "--save-probabilities",
         metavar="PATH.npy",
         help="write what the network gives, float32 [N, classes]: probabilities where it ends in a softmax, "
@@ -234,6 +243,8 @@ def _main(arguments: list[str] | None) -> int:
         kernels=options.kernel,
         tune=options.tune,
     )
+    if options.roofline is not None:
+        roofline.check_device(engine.device)
     if options.kernel and options.check and (fault := preflight.fault(engine)):
         cli.print_error(f"--kernel: {fault}; nothing was timed")
         return cli.CHECK_FAILED
@@ -262,6 +273,10 @@ def _main(arguments: list[str] | None) -> int:
     checked = result.check is None or result.check.passed
     if drawing is not None and checked and not result.interrupted:
         result.notes += [f"drawn: {drawing.draw(engine)}", f"drawn: {drawing.sight.stated}"]
+    limits = None
+    if options.roofline is not None and result.layers:
+        limits = roofline.measure(engine.threads, result.layers)
+        result.roofline = asdict(limits)
     start = perf_counter()
     engine.close()
     result.phases.free_memory_s = perf_counter() - start
@@ -274,9 +289,14 @@ def _main(arguments: list[str] | None) -> int:
         cli.show(report.text.render(result, options.group_by, options.top))
         if result.profile is not None:
             cli.show(f"\n{profile_report.render(result.profile)}")
+        if limits is not None:
+            cli.show(f"\n{roofline_report.render(limits, options.top)}")
     report.write(result, **outputs)
     if options.plot is not None:
         plot.draw(result, options.plot)
+    if options.roofline and limits is not None:
+        title = f"{result.network}, batch {result.batch}, on {result.device_name}"
+        roofline_report.draw(limits, title, options.roofline)
     if result.check is not None and not result.check.passed:
         cli.print_error(
             f"check: expected outputs within {result.check.tolerance:g} of the float64 reference, "
@@ -392,6 +412,9 @@ def _check_outputs(outputs: dict[str, str | None], options: argparse.Namespace) 
     paths |= {"--save-probabilities": probabilities, "--save-outputs": every}
     paths["--plot"] = options.plot
     plot.check("--plot", options.plot)
+    if options.roofline:
+        paths["--roofline"] = options.roofline
+        plot.check("--roofline", options.roofline)
     cli.check_outputs(paths, cli.files_read(options))
 
 

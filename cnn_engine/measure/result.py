@@ -336,6 +336,7 @@ class Result:
     kernels: list[dict[str, Any]] = field(default_factory=list)
     # Of --tune: node, kernel, form, instead_of, seconds, seconds_instead (of a call).
     tuned: list[dict[str, Any]] = field(default_factory=list)
+    roofline: dict[str, Any] | None = None  # of --roofline: see :class:`.roofline.Roofline`
     timeline: list[TimelineEvent] = field(default_factory=list)  # of the first passes only
     timeline_total: int = 0  # events there would be of all passes
     extra_lines: list[str] = field(
@@ -384,6 +385,7 @@ class Result:
             "notes": self.notes,
             "kernels": self.kernels,
             "tuned": self.tuned,
+            "roofline": self.roofline,
             "extra_lines": self.extra_lines,
             "timeline": {
                 "total": self.timeline_total,

@@ -67,7 +67,7 @@ def draw(result: Result, path: str | os.PathLike[str]) -> None:
     _operators(shares, result)
     _layers(layers, rows, text.whole_seconds(result))
     figure.suptitle(_title(result), x=0.01, ha="left", fontsize=12, fontweight="bold")
-    _write(figure, path)
+    write_figure(figure, path)
 
 
 def draw_comparisons(
@@ -100,10 +100,11 @@ def draw_comparisons(
         f"{units.printable(title)}: measured times compared", x=0.01, ha="left", fontsize=12,
         fontweight="bold",
     )  # fmt: skip
-    _write(figure, path)
+    write_figure(figure, path)
 
 
-def _write(figure: Figure, path: str | os.PathLike[str]) -> None:
+def write_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
+    """Writes a figure in the format that the file's ending says."""
     from matplotlib import rc_context
 
     ending = os.path.splitext(os.fspath(path))[1].lower().lstrip(".")
