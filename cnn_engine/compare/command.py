@@ -32,8 +32,7 @@ SCHEMA = 1
 RUNS = ("cnn_engine.run", "run")
 OUTPUTS = ("--json", "--csv", "--trace", "--html", "--plot", "--save-probabilities")
 LETTERS = string.ascii_uppercase
-#: Characters of a layer's name in the report, and names in a row: files of JSON and CSV have all of both.
-MOST_OF_A_NAME, MOST_NAMES = 30, 5
+MOST_NAMES = 5  # that the report names in a row: files of JSON and CSV have all
 
 #: Column of ``--csv`` -> its meaning.
 COLUMNS = {
@@ -406,8 +405,7 @@ def _some(names: Sequence[str]) -> str:
 
 def _cells(row: Row, compared: Comparison) -> list[str]:
     an_image = row.section == comparison.PASS and compared.per == "image"
-    title = units.printable(f"{row.title}, per image" if an_image else row.title)
-    cells = [units.shortened(title, MOST_OF_A_NAME)]
+    cells = [units.printable(f"{row.title}, per image" if an_image else row.title)]
     for estimate in (row.baseline, row.other):
         value = None if math.isnan(estimate.value) else estimate.value
         cells.append(

@@ -14,6 +14,7 @@ from ..operators.report_kinds import REPORT_KINDS
 from . import cautions, grouping, units
 
 WIDTH = 100
+SHORTEST_NAME = 24  # however little room the numbers leave
 NO_BREAK = "\ue000"  # for private use, in no printable text; rich breaks lines at every real space
 
 #: Classes that are shown of a prediction; the JSON document has five.
@@ -495,16 +496,19 @@ def fields(rows: list[tuple[str, str]]) -> list[str]:
 
 
 def table(names: list[str], rows: list[list[str]]) -> list[str]:
-    """Returns a table with a first column of text and others of numbers."""
+    """Returns a table with a first column of names, shortened to the page's width, and others of numbers."""
+    others = zip(*(cells for _, *cells in [names, *rows]), strict=True)
+    room = WIDTH - sum(2 + max(map(len, column)) for column in others)
+    titles = units.shortened_apart([name for name, *_ in rows], max(room, SHORTEST_NAME))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for index, name in enumerate(names):
         if index == 0:
             table.add_column(name, overflow="fold")
         else:
             table.add_column(name, justify="right", no_wrap=True)
-    for name, *cells in rows:
+    for title, (_, *cells) in zip(titles, rows, strict=True):
         # So that a name too long for its column is folded after "Time for", not before: grep finds it.
-        table.add_row(name.replace(" ", NO_BREAK), *cells)
+        table.add_row(title.replace(" ", NO_BREAK), *cells)
     return [line.replace(NO_BREAK, " ").rstrip() for line in rendered(table)]
 
 

@@ -6,6 +6,7 @@ Only zero prints as zero, whatever the unit. A value that is not known prints as
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from ..errors import printable as printable  # where reports look for it
@@ -105,3 +106,10 @@ def shortened(name: str, most: int) -> str:
         return name
     tail = (most - 3) // 2
     return f"{name[: most - 3 - tail]}...{name[len(name) - tail :]}"
+
+
+def shortened_apart(names: Sequence[str], most: int) -> list[str]:
+    """Returns the names as :func:`shortened` has them; those that would then be alike stay whole."""
+    found = [shortened(name, most) for name in names]
+    of = Counter(short for short, _ in set(zip(found, names, strict=True)))
+    return [name if of[short] > 1 else short for short, name in zip(found, names, strict=True)]

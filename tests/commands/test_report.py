@@ -16,7 +16,7 @@ from samples import CASES, every_result, make, make_bare, make_cuda
 
 from cnn_engine import report
 from cnn_engine.errors import InputError
-from cnn_engine.measure.result import Check
+from cnn_engine.measure.result import Check, LayerTime
 from cnn_engine.report import csv, html, json, text, trace, units
 
 # ---- units ----
@@ -174,6 +174,21 @@ def test_text_of_what_is_missing():
     assert "(part of an iteration over 300 images" in text.render(CASES["interrupted"])
     assert "FAILED, so nothing was timed" in text.render(CASES["check failed"])
     assert re.search(r"^Time for conv1\+relu1.* 1\.000 s ", text.render(CASES["long names"]), re.M)
+
+
+def test_long_names_are_shortened_as_long_as_they_differ():
+    head, tail = "backbone.stage1.block", ".convolution.pointwise/node"
+    names = [f"{head}{index}{tail}" for index in range(3)]  # which differ in the middle alone
+    names += [f"{names[0]}_{index}" for index in range(3)]
+    layers = [LayerTime(name, "conv", "cpu", 1, 1.0, None, 1, 1) for name in names]
+    lines = text.render(make(layers=layers)).splitlines()
+    first = next(index for index, line in enumerate(lines) if line.startswith("Time for backbone"))
+    folded = "".join(
+        line.split(" : ")[0].removeprefix("Time for ").rstrip() for line in lines[first : first + 6]
+    )
+    assert folded == "".join(names[:3])
+    for line, name in zip(lines[first + 6 :], names[3:], strict=False):
+        assert re.match(rf"Time for backbone\S*\.\.\.\S*{name[-8:]} +: +1\.000 s ", line)
 
 
 @every_result
