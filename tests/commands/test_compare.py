@@ -245,7 +245,7 @@ def test_many_layers_of_long_names_fill_no_screens(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     rows = [line.split()[0] for line in lines if line.startswith("backbone")]
     assert len(set(rows)) == 40
-    assert rows[17] == "backbone.stage...ution/node_17"
+    assert rows[17] == "backbone.stage...lution/node_17"
     assert any("and 37 more" in line for line in lines)  # 40 layers, a copy, their sum; 5 are named
     document = json.loads((tmp_path / "c.json").read_text())
     assert set(names) < {row["name"] for row in document["comparisons"][0]["rows"]}
