@@ -131,7 +131,9 @@ def _dataset(options: argparse.Namespace) -> Dataset:
     """Returns the images to calibrate on: at most so many, at even distances."""
     if options.data == "auto":
         raise expected("--data", "a path, or synthetic", "auto")
-    if options.inputs is not None and options.data == "synthetic":
+    if options.inputs is not None:
+        if options.data != "synthetic":
+            raise expected("--inputs", "no --data beside it", options.data)
         options.data = "auto"
     found = cli.workload_of(options)
     form = form_of(found.network, found.network.base)

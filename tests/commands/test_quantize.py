@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from cnn_engine.graph import network as layers
 from cnn_engine.graph import passes
 from cnn_engine.graph.model import Model
 from cnn_engine.io import weights as weight_files
-from cnn_engine.quantize import command
+from cnn_engine.quantize import command, quantizing
 
 F32 = np.float32
 
@@ -264,6 +265,7 @@ def test_inputs_of_any_kind(tmp_path, capsys, rng, batch):
         (["--max-loss", "-1"], "--max-loss: expected 0 to 100 points, found -1"),
         (["--method", "best"], "--method"),
         (["--data", "auto"], "--data: expected a path, or synthetic, found auto"),
+        (["--inputs", "x.npz"], "--inputs: expected no --data beside it, found"),
     ],
 )
 def test_faults_are_said_in_one_line(files, capsys, options, message):
@@ -271,6 +273,24 @@ def test_faults_are_said_in_one_line(files, capsys, options, message):
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert message in error
     assert not (files / "int8.onnx").exists()
+
+
+def test_a_file_stays_whole_when_writing_it_is_interrupted(files, capsys, monkeypatch):
+    class Interrupted:
+        def SerializeToString(self):
+            raise KeyboardInterrupt
+
+    def quantize(*arguments, **options):
+        return replace(quantizing.quantize(*arguments, **options), model=Interrupted())
+
+    monkeypatch.setattr(command, "quantize", quantize)
+    (files / "int8.onnx").write_bytes(b"before")
+    before = sorted(files.iterdir())
+    assert run(files, "--quiet") == 130
+    assert sorted(files.iterdir()) == before
+    assert (files / "int8.onnx").read_bytes() == b"before"
+    assert run(files, "--output", str(files / "net.onnx")) == 2
+    assert "--output: expected a path of its own" in capsys.readouterr().err
 
 
 def test_what_cannot_be_quantized_is_said(files):
