@@ -9,7 +9,7 @@ from .errors import printable
 
 
 def teller(show: bool = True) -> Callable[[str], object]:
-    """Returns what shows words on the terminal that stderr is, if any, in place of those before them."""
+    """Returns a function that shows words on stderr's terminal, if any, in place of those before."""
     if not show or not sys.stderr or not sys.stderr.isatty():
         return lambda words: None
     return lambda words: print(f"\r\033[K{printable(words)}", end="", file=sys.stderr, flush=True)

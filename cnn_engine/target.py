@@ -102,7 +102,7 @@ class Target:
 
     @property
     def native_architecture(self) -> str:
-        """What a GPU's own machine code is compiled for: ``sm_90a``, with instructions of this GPU alone."""
+        """Architecture of a GPU's own machine code: ``sm_90a``, with instructions of this GPU only."""
         return self.architecture + ("a" if self.number >= 90 else "")
 
     @property

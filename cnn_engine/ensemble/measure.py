@@ -17,7 +17,7 @@ MOST_EVENTS = 4000
 
 @dataclass
 class Steps:
-    """Where a rank's time went, from its first batch to its last; the parts add up to ``total_s``.
+    """Times of a rank's steps, from its first batch to its last; the parts add up to ``total_s``.
 
     Attributes:
         steps, images: how many; an image counts once, however many members saw it.

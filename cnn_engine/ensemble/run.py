@@ -216,7 +216,7 @@ class RankRun:
         return [_Feed(OwnBatches(order, own), members, own) for members, own in feeds]
 
     def run(self) -> None:
-        """Runs all batches; :attr:`report` has what was measured also when this raises."""
+        """Runs all batches; :attr:`report` has the measurements also when this raises."""
         plan = self.plan
         if plan.ceilings_s:
             self._measure_ceilings()

@@ -1,4 +1,4 @@
-"""Where encoded samples come from, and how one becomes pixels."""
+"""Sources of encoded samples, and their decoding to pixels."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Transport(Protocol):
         """Returns every rank's value, to rank 0 only; None to the others."""
 
     def barrier(self) -> Request:
-        """Returns what is done once all ranks have come here."""
+        """Returns a handle that is done once all ranks have come here."""
 
     def close(self) -> None:
         """Ends all messages; every rank calls it."""

@@ -88,7 +88,7 @@ class Watchdog:
         self._thread.start()
 
     def know(self, roles: list[str]) -> None:
-        """Takes what each rank does."""
+        """Takes the roles of all ranks."""
         self._roles = roles
         self.role = roles[self.rank]
 
@@ -97,7 +97,7 @@ class Watchdog:
         self._ticks += 1
 
     def doing(self, thread: str, what: str | None) -> None:
-        """Tells what ``thread`` does, or None: it waits for other ranks or for another thread."""
+        """Notes the work of ``thread``, or None: it waits for other ranks or for another thread."""
         if self._doing.get(thread, "") != what:
             self._doing[thread] = what
             self._ticks += 1

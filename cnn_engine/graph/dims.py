@@ -66,7 +66,7 @@ class Sizes:
         return any(number == 0 for _, number in self.numbers)
 
     def as_symbols(self) -> Sizes:
-        """Returns what asks for the graph with symbols, in which all is decided as for these numbers."""
+        """Returns sizes that ask for the graph with symbols, with the decisions of these numbers."""
         return replace(self, symbolic=True)
 
     def resolve(self, shape: Iterable[Dim | int]) -> tuple[Dim | int, ...]:
@@ -522,7 +522,7 @@ def recorded(
 
 
 def record(guards: Iterable[Guard]) -> None:
-    """Records what was decided before, in what goes on here."""
+    """Records earlier decisions as part of the current trace."""
     if _recorders.all:
         _recorders.all[-1].guards.update(((guard.kind, guard.terms), guard) for guard in guards)
 

@@ -70,7 +70,7 @@ class Form:
         return len(rows.shape) == 2 and rows.dtype == "float32"
 
     def size(self, batch: int | Sizes) -> int | Sizes:
-        """Returns what the graph calls per batch: a network without one has a batch of 1 here."""
+        """Returns the graph's batch for so many images: a network without a batch has one of 1 here."""
         if isinstance(batch, Sizes):
             return batch
         return self.made_for if not self.any_batch and batch == self.batch else batch

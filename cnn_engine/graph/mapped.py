@@ -102,7 +102,7 @@ def check(arrays: Iterable[np.ndarray]) -> None:
 
 
 def read(array: np.ndarray) -> np.ndarray:
-    """Returns ``array``, or a copy of what lies in a file: to shrink it meanwhile ends no process.
+    """Returns ``array``, or a copy of a file's part, so that a file that shrinks meanwhile ends no process.
 
     Raises:
         InputError: the file has changed since it was mapped.

@@ -155,7 +155,7 @@ class SymbolicGraph:
 
 
 def traced(make: Callable[[Sizes], Graph], sizes: Sizes) -> SymbolicGraph:
-    """Returns what ``make`` makes of symbols, with everything decided as for these numbers.
+    """Returns the result of ``make`` on symbols, with everything decided as for these numbers.
 
     Raises:
         NotSymbolicError: it makes a graph of numbers all the same.

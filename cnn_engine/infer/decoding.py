@@ -62,7 +62,7 @@ class Decoder:
         self.begin(chunk)()
 
     def begin(self, chunk: Chunk) -> Callable[[], None]:
-        """Begins to make what the network reads of a chunk that has a slot; returns what waits for it.
+        """Begins to decode a chunk into its slot; returns the futures of its parts.
 
         Files are decoded; pixels become float32 where they are to be normalised.
         """

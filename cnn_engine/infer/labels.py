@@ -18,7 +18,7 @@ _DIGITS, _SHOWN = 20, 40
 
 
 class Label(NamedTuple):
-    """One label: a number, a text, none at all, or what is wrong with one that can be neither."""
+    """One label: a number, a text, none at all, or the fault of one that can be neither."""
 
     number: int | None = None
     text: str | None = None

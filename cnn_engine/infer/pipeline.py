@@ -392,7 +392,7 @@ def waiting_chunks(columns: Sequence[Column], batch: int) -> int:
 
 
 def slot_type(engine: Any, decoder: Decoder, batch: int, kind: str) -> type[Slot]:
-    """Returns what chunks of a kind of input need: a GPU's own memory where files are read into it."""
+    """Returns the slots of chunks of a kind of input: a GPU's own memory where files are read into it."""
     if kind not in ARRAY_KINDS or decoder.normalises:
         return Slot
     return DeviceSlot if engine.takes_files(batch, dtype_of(kind)) else Slot

@@ -27,7 +27,7 @@ from .sources import (
 def chunks(
     pieces: list[Piece], size: int, wanted: Wanted, slot: Callable[[], Slot]
 ) -> Iterator[Chunk]:
-    """Yields the images of ``pieces``, which are of one kind, in chunks of ``size`` and one of what is left.
+    """Yields the images of ``pieces``, which are of one kind, in chunks of ``size`` and a smaller last one.
 
     Arrays may be read while the next chunk is begun: :meth:`Chunk.finish_reading` waits for them.
 
@@ -48,7 +48,7 @@ def chunks(
 
 
 class Item(NamedTuple):
-    """A file of an image: its id, its label, and its bytes or what is wrong with it."""
+    """A file of an image: its id, its label, and its bytes or its fault."""
 
     id: str
     label: Label

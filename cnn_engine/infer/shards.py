@@ -300,7 +300,7 @@ MOST_HEADER_BYTES = 1 << 20
 
 
 class TarMembers:
-    """The plain files of a tar from where its file is on; nothing but headers is read, what else is skipped.
+    """Plain files of a tar from a position on; only headers are read.
 
     Attributes:
         end: where the last header was followed by none, when all are gone through.

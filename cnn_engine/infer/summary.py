@@ -182,7 +182,7 @@ def _an_image(paces: list[tuple[float, int]]) -> Estimate | None:
 
 
 def ceilings_of(measured: dict[str, list[dict[str, Any]]], cores: int) -> dict[str, dict[str, Any]]:
-    """Returns what each stage does alone with all workers at it.
+    """Returns the rate of each stage alone with all workers at it.
 
     Beside the stages, ``read and copy`` is of both at once, ``all at once`` of all beside each other, and
     ``cores`` of their CPU time an image alone, on the CPUs that there are. A stage that has nothing to do has
@@ -343,7 +343,7 @@ COLUMNS = (
 
 
 def stage_rows(document: dict[str, Any]) -> list[list[str]]:
-    """Returns a row a stage: what it does alone, what of that the run did, and how long it was at work."""
+    """Returns a row per stage: its rate alone, the run's share of that, and its time at work."""
     rows = []
     for name in dict.fromkeys((*document["ceilings"], *document["stages"])):
         ceiling, stage = document["ceilings"].get(name), document["stages"].get(name)

@@ -147,7 +147,7 @@ class Supervisor:
         self._attempt = 0
 
     def first_hello(self) -> Event:
-        """Returns what the first worker that is ready says of itself; starts one where none was.
+        """Returns the hello of the first worker that is ready; starts one where none was.
 
         Raises:
             InputError: the worker's configuration is at fault, or it does not start.
@@ -181,7 +181,7 @@ class Supervisor:
         opening: Event,
         tick: Callable[[Supervisor], None],
     ) -> None:
-        """Runs ``shards``; ``done`` and ``set_aside`` are what became of them.
+        """Runs ``shards``; ``done`` and ``set_aside`` have their outcomes.
 
         Args:
             opening: the message to workers before their first shard.

@@ -33,7 +33,7 @@ def _copy(call: Call) -> Bound:
 
 
 def around(call: Call) -> tuple[Bound, Bound]:
-    """Returns what opens and closes a data region around a node: its input comes in, its output goes out.
+    """Returns steps that open and close a data region around a node: its input comes in, its output goes out.
 
     It is how ``--data-mode transfer`` places data, as the thesis began.
     """

@@ -1,4 +1,4 @@
-"""What is measured: the engine, and other libraries on the same file with as many threads."""
+"""Contestants of a measurement: the engine, and other libraries on the same file and threads."""
 
 from __future__ import annotations
 

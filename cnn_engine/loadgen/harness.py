@@ -1,4 +1,4 @@
-"""The system under test: what answers LoadGen's queries, and the images that it asks for."""
+"""System under test: answers LoadGen's queries, and provides their images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What LoadGen's own logs say of a run: its verdict, its figures, and what it was answered."""
+"""LoadGen's own logs of a run: verdict, figures, and answers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def details(path: Path) -> dict[str, Any]:
 
 
 def answers(path: Path, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what a run in accuracy mode was answered, of ``mlperf_log_accuracy.json``.
+    """Returns the answers of a run in accuracy mode, of ``mlperf_log_accuracy.json``.
 
     Returns:
         numbers of images int64 [N], and their rows of outputs float32 [N, classes].

@@ -399,12 +399,12 @@ class Program:
 
 
 class Saved(Protocol):
-    """What an engine that was saved knows: :class:`cnn_engine.engine.saved.SavedWeights`."""
+    """Contents of a saved engine: :class:`cnn_engine.engine.saved.SavedWeights`."""
 
     specializations: Specializations
 
     def has(self, node: Node, kernel: Kernel, way: Any, constants: Collection[np.ndarray]) -> bool:
-        """Whether what the kernel makes of these constants of the file is in it."""
+        """Whether the file holds the kernel's packed form of these constants."""
 
     def device(self, device: Any, node: Node, kernel: Kernel, way: Any) -> Any:
         """Returns a device whose memory for packed weights is the file's, in the order of the kernel."""

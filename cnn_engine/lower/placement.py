@@ -1,4 +1,4 @@
-"""Where each node of a graph runs, with which kernel, and the copies that this needs."""
+"""Placement of nodes: the device and kernel of each, and the copies that this needs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Move(Copy):
 
 @dataclass(frozen=True)
 class Placement:
-    """Where nodes run and where their data lives.
+    """Devices of nodes and of their data.
 
     Attributes:
         device: the engine's device.
@@ -54,7 +54,7 @@ class Placement:
         return self.device.kind if whole or kind in self.CONVOLUTIONS else "cpu"
 
     def target_of(self, kind: str) -> Target:
-        """Returns what a kind of device can do: the engine's, or the CPU beside it."""
+        """Returns the capabilities of a kind of device: the engine's, or the CPU beside it."""
         return self.device.target if kind == self.device.kind else CpuDevice().target
 
     @property
@@ -87,7 +87,7 @@ class Placed:
 
 
 class KernelsOfAllSizes:
-    """The kernels that nodes of graphs with symbols have, with what was decided when they were chosen."""
+    """Kernels of nodes of graphs with symbols, with the decisions that led to them."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, str], tuple[Kernel, tuple[Guard, ...]] | None] = {}
@@ -95,7 +95,7 @@ class KernelsOfAllSizes:
     def of(
         self, graph: Graph, choose: Callable[[Node, Graph], Kernel | None]
     ) -> Callable[[Node], Kernel | None]:
-        """Returns what gives a node of ``graph`` its kernel, where that is known; else None.
+        """Returns a function that gives a node of ``graph`` its kernel, where that is known; else None.
 
         Args:
             choose: chooses the kernel of a node of a graph.

@@ -248,7 +248,7 @@ class Overflows:
         self._nodes: list[str] = []
 
     def of(self, node: str) -> Any:
-        """Returns what a kernel that runs ``node`` is given."""
+        """Returns the argument that reports overflow of a kernel that runs ``node``."""
         self._nodes.append(node)
         return _cpu.Overflow(_cpu.address_of(self._word), len(self._nodes))
 

@@ -57,7 +57,7 @@ def target_and_file(text: str) -> tuple[str | None, str]:
 
 
 def describe(own: Mapping[str, Kernel], placed: Placed) -> tuple[list[dict[str, Any]], list[str]]:
-    """Returns what a user's kernels run in a pass: as the JSON has it, and as sentences."""
+    """Returns the nodes that a user's kernels run in a pass, as JSON and as sentences."""
     found, words = [], []
     for target, kernel in own.items():
         nodes = [name for name, row in placed.kernels.items() if row is kernel]

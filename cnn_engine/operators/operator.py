@@ -51,7 +51,7 @@ class Value(TensorType):
 
     @property
     def inferred(self) -> Inferred:
-        """What the operator that makes it says of it."""
+        """The type that the value's operator infers."""
         said = self.shape, self.dtype
         return said if self.quantization is None else (*said, self.quantization)
 

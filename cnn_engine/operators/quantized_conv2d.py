@@ -141,7 +141,7 @@ class QuantizedConv2dNhwc(QuantizedConv2d):
 
 
 def padded_inputs(given: tuple | list, count: int) -> tuple:
-    """Returns ``given`` with None for what is absent at the end."""
+    """Returns ``given`` with None for absent inputs at the end."""
     return (*given, *[None] * (count - len(given)))
 
 

@@ -197,7 +197,7 @@ class ReduceLogSumExp(Reduce):
 
 @dataclass(frozen=True)
 class ArgMax(Operator):
-    """Where the maximum is along one dimension; output int64.
+    """Position of the maximum along one dimension; output int64.
 
     Attributes:
         axis: the dimension that goes.
@@ -234,7 +234,7 @@ class ArgMax(Operator):
 
 @dataclass(frozen=True)
 class ArgMin(ArgMax):
-    """Where the minimum is along one dimension; output int64."""
+    """Position of the minimum along one dimension; output int64."""
 
     kind: ClassVar[str] = "arg_min"
 

@@ -127,7 +127,7 @@ class Elu(Unary):
 
 @dataclass(frozen=True)
 class Selu(Unary):
-    """beta * x, or beta * alpha * (exp(x) - 1) below 0; beta is what the field calls gamma."""
+    """beta * x, or beta * alpha * (exp(x) - 1) below 0; beta is ONNX's gamma."""
 
     kind: ClassVar[str] = "selu"
     alpha: float = 1.67326319217681884765625
@@ -257,7 +257,7 @@ class Clip(Unary):
 
 @dataclass(frozen=True)
 class Shrink(Unary):
-    """x - beta above alpha, x + beta below -alpha, else 0; alpha is what the field calls lambda."""
+    """x - beta above alpha, x + beta below -alpha, else 0; alpha is ONNX's lambd."""
 
     kind: ClassVar[str] = "shrink"
     types: ClassVar[str] = "numbers"

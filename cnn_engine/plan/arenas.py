@@ -69,7 +69,7 @@ def check_fits(placement: Placement, nbytes: Mapping[str, int], sizes: Sizes) ->
 
 
 def kept_of(graph: Graph) -> Graph | None:
-    """Returns what keeps memory of constants that are of one size alone, for plans that use it."""
+    """Returns the keeper of memory of constants that are of one size only, for plans that use it."""
     return graph if graph.sized else None
 
 

@@ -50,7 +50,7 @@ class Lifetime:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Where values lie.
+    """Positions of values in memory.
 
     Attributes:
         sizes: arena -> its bytes.
@@ -74,7 +74,7 @@ class MemoryPlan:
 
 
 class Stack:
-    """What lies in an arena, each above all that it meets and that lay below it: for other sizes of the same.
+    """Values of an arena, each above all that it meets and that lay below it: for other sizes of the same.
 
     Args:
         lifetimes: of what lies there.

@@ -48,7 +48,7 @@ OF_EACH_IMAGE = (
 
 
 def is_of_each_image(node: Node, graph: Graph, whole: Graph) -> bool:
-    """Whether a node of a graph for one image does to each image of ``whole`` what it does to one."""
+    """Whether a node of a graph for one image treats each image of ``whole`` as that image."""
 
     def is_image(name: str | None) -> bool:
         if name is None or name in graph.constants:

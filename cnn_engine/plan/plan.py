@@ -91,7 +91,7 @@ class Step:
     staged: bool = False
 
     def with_arguments(self, args: list[Any]) -> Step:
-        """Returns the same step with other arguments; what it costs is not counted for that."""
+        """Returns the same step with other arguments; its cost is not counted again."""
         other = copy(self)
         other.args = args
         return other

@@ -242,7 +242,7 @@ class Template:
     def at(
         self, sizes: Sizes, placed: Callable[[], Placed], graph: Callable[[], Graph]
     ) -> Sized | None:
-        """Returns what a plan needs for these sizes, or None where it is another one.
+        """Returns the arguments of a plan for these sizes, or None where it is another one.
 
         Args:
             placed: returns the graph of these sizes with places and kernels, where a node needs it.
@@ -452,7 +452,7 @@ class Sized:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """What stands for the caller's addresses: of inputs, then of outputs."""
+        """Slots of the caller's addresses: of inputs, then of outputs."""
         return tuple(self._template._slots.values())
 
     def value(self, name: str) -> Value:
@@ -464,7 +464,7 @@ class Sized:
         )
 
     def outputs(self) -> dict[str, Value]:
-        """Returns the outputs, by what the caller calls them."""
+        """Returns the outputs, by the caller's names."""
         names = self._template.symbolic.outputs
         return {
             called: self.value(name)
@@ -561,7 +561,7 @@ def _key(program: Program, symbolic: Graph, part: Hashable) -> tuple:
 def sized(
     program: Program, sizes: Sizes, pixels: bool, symbolic: Graph | None, part: Hashable = None
 ) -> Sized | None:
-    """Returns what a plan for these sizes needs, where a template has it.
+    """Returns the arguments of a plan for these sizes, where a template has it.
 
     Args:
         symbolic: the program's graph of these sizes with symbols, or None.

@@ -196,7 +196,7 @@ HEAD = ("layer", "operator", "alone, dB", "its input and weights, dB", "in the n
 
 
 def text(found: Quantized, output: str) -> str:
-    """Returns the report: what is lost, and the layers that lose most."""
+    """Returns the report: the loss, and the layers that lose most."""
     lines = [f"{name}: {value}" for name, value in (*summary(found), ("written", output))]
     rows = [HEAD, *(_row(layer) for layer in found.layers[:SHOWN])]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]

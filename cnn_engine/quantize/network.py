@@ -225,7 +225,7 @@ class Plan:
 
 
 def plan(model: FloatModel, keep: Collection[str] = ()) -> Plan:
-    """Returns what to quantize.
+    """Returns the tensors and layers to quantize.
 
     Args:
         keep: names of layers that stay float.

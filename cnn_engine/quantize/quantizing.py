@@ -37,7 +37,7 @@ HEALTHY = 10**-3.5
 
 @dataclass(frozen=True)
 class LayerReport:
-    """How a layer takes 8 bits.
+    """Loss of a layer in 8 bits.
 
     Attributes:
         name, operator: the node's.
@@ -68,7 +68,7 @@ def decibels(noise: float) -> float:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """What a network says of images, beside the float network.
+    """Accuracy of a network, beside the float network's.
 
     Attributes:
         agreement: the part of images of which both name the same class first; None where outputs are no
@@ -84,7 +84,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Quantized:
-    """A quantized model, and what it costs.
+    """A quantized model, and its loss.
 
     Attributes:
         model: the ``onnx.ModelProto``.
@@ -110,7 +110,7 @@ class Quantized:
 
     @property
     def loss_is(self) -> str:
-        """What the loss is counted in."""
+        """Unit of the loss."""
         if self.accuracy.top1 is not None:
             return "points of top-1 accuracy"
         if self.accuracy.agreement is not None:

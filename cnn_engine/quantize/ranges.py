@@ -24,7 +24,7 @@ TRIED, LEAST_PART = 40, 0.2
 
 @dataclass
 class Numbers:
-    """What was seen of a tensor.
+    """Statistics of a tensor's numbers.
 
     Attributes:
         low, high: its least and greatest number.
@@ -76,7 +76,7 @@ def minmax(numbers: Numbers) -> Range:
 
 
 def percentile(numbers: Numbers) -> Range:
-    """Returns what holds :data:`PERCENTILE` of the numbers, half of the others on each side."""
+    """Returns the range of :data:`PERCENTILE` of the numbers, half of the others on each side."""
     cumulated = np.cumsum(numbers.counts) / max(numbers.counts.sum(), 1)
     outside = (100 - PERCENTILE) / 200
     edges = np.linspace(numbers.low, numbers.high, BINS + 1)
@@ -114,7 +114,7 @@ def entropy(numbers: Numbers) -> Range:
 
 
 def mse(numbers: Numbers) -> Range:
-    """Returns the range with the least mean square of what rounding and clipping change."""
+    """Returns the range with the least mean square error of rounding and clipping."""
     low, high = min(numbers.low, 0.0), max(numbers.high, 0.0)
     values, weights = numbers.centres, numbers.counts
 

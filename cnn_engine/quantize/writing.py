@@ -1,4 +1,4 @@
-"""A quantized model: nodes that quantize and dequantize stand around what computes with integers."""
+"""Writes a quantized model: nodes that quantize and dequantize stand around integer operators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGEST_BIAS = 2**29
 
 @dataclass(frozen=True)
 class Settings:
-    """How numbers become integers.
+    """Settings of quantization.
 
     Attributes:
         method: of :data:`.ranges.METHODS`.
@@ -51,7 +51,7 @@ class QuantizedLayer:
 
 @dataclass(frozen=True)
 class Probe:
-    """Tensors that say what a layer alone loses.
+    """Tensors that show the loss of a layer alone.
 
     Attributes:
         end, made: what the layer makes, after a relu; and the same with weights and a result of 8 bits. Its
@@ -200,7 +200,7 @@ class Writer:
         return proto, found
 
     def around(self, graph, nodes: list, name: str, scale: str, what: str = "") -> str:
-        """Adds what quantizes and dequantizes a tensor; returns the name of the result."""
+        """Adds nodes that quantize and dequantize a tensor; returns the name of the result."""
         helper = protobuf.package().helper
         quantization = self.scales[scale]
         prefix = f"{name}/{what}" if what else name

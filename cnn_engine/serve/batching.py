@@ -191,7 +191,7 @@ class Batcher:
 
 
 def result_or_raise(found: Any) -> Arrays:
-    """Returns what a job was answered with, or raises it."""
+    """Returns a job's result, or raises its exception."""
     if isinstance(found, BaseException):
         raise found
     return found

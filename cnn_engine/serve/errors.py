@@ -42,7 +42,7 @@ def not_found(message: str) -> Refused:
 
 
 def refusal(error: BaseException) -> Refused:
-    """Returns what a client is told of any error: what it did wrong, or that the server failed."""
+    """Returns the message to a client on any error: its own fault, or the server's."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, InputError):

@@ -33,7 +33,7 @@ LONG_JSON = 1 << 17
 
 @dataclass
 class Served:
-    """What a server answers with.
+    """An answer of the server.
 
     Attributes:
         largest: bytes of a request at most.

@@ -29,7 +29,7 @@ SAVED = ".safetensors"
 
 @dataclass(frozen=True)
 class Settings:
-    """How models are run.
+    """Settings of served models.
 
     Attributes:
         devices: one engine for each.
@@ -102,7 +102,7 @@ class ServedModel:
             raise
 
     def close(self) -> None:
-        """Answers what waits, and frees the network; returns when that is done."""
+        """Answers waiting requests, and frees the network; returns when that is done."""
         self._batcher.close()
         for engine in self._engines:
             with suppress(CnnEngineError):  # an overflow of an earlier pass: it has been told
@@ -114,7 +114,7 @@ class ServedModel:
         return self._batcher.waiting
 
     def submit(self, request: Request, done: Callable[[Arrays | BaseException], None]) -> None:
-        """Queues a request; ``done`` is called with its outputs, or what was raised, on another thread.
+        """Queues a request; ``done`` is called with its outputs, or its exception, on another thread.
 
         Raises:
             Refused: the request does not fit the network, or the queue is full.

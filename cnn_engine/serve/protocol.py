@@ -61,7 +61,7 @@ class Wanted:
 
 @dataclass
 class Request:
-    """What a client asks for.
+    """A client's request.
 
     Attributes:
         inputs: name -> tensor.

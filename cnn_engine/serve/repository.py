@@ -1,4 +1,4 @@
-"""The models that are served: those of a folder, loaded, replaced and unloaded while the server runs."""
+"""Served models: those of a folder, loaded, replaced and unloaded while the server runs."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Region:
 
 
 class Regions:
-    """The regions that clients have registered.
+    """Regions that clients have registered.
 
     Args:
         allowed: whether clients may register any.

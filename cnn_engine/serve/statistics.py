@@ -1,4 +1,4 @@
-"""What a model did since it was loaded: the protocol's statistics, and what Prometheus reads."""
+"""Statistics of a model since it was loaded: the protocol's, and those that Prometheus reads."""
 
 from __future__ import annotations
 

@@ -320,7 +320,7 @@ def write_document(path: Path, document: dict[str, Any]) -> None:
 
 
 def read_document(path: Path, what: str) -> dict[str, Any]:
-    """Returns the JSON object in a file that :func:`write_document` wrote; ``what`` it should be.
+    """Returns the JSON object in a file that :func:`write_document` wrote; ``what``: its name in errors.
 
     Raises:
         InputError: it cannot be read, is no JSON object, or is of another schema.

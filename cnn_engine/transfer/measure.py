@@ -117,7 +117,7 @@ class Bench:
         return array
 
     def time(self, mode: Mode, nbytes: int, copies: int, warmup: int, into: Samples) -> None:
-        """Adds the wall times of ``copies`` copies to ``into``; on Ctrl-C what is there is kept.
+        """Adds the wall times of ``copies`` copies to ``into``; after Ctrl-C the times so far are kept.
 
         Raises:
             TransferMismatch: what arrived is not what was sent.
@@ -224,7 +224,7 @@ def recorded_times(device: Any, copy: Callable[[], None], copies: int, into: lis
 
 
 def event_times(device: Any, copy: Callable[[], None], copies: int, into: list[float]) -> None:
-    """Adds the seconds between events around each of ``copies`` calls, less what a pair of them takes."""
+    """Adds the seconds between events around each of ``copies`` calls, less the time of a pair of events."""
     empty_s = empty_pair_s(device)
     start, end = device.event(), device.event()
     for _ in range(copies):

@@ -1,4 +1,4 @@
-"""Layouts of outputs: what the heads of detectors, segmentation and restoration networks mean.
+"""Layouts of outputs: heads of detectors, segmentation and restoration networks.
 
 A head says whether a network's outputs fit it, and turns those of one image into :class:`Candidates`, a mask
 or a picture. :func:`choose` finds the head of a network from the shapes of its outputs, what its file

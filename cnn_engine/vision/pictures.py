@@ -35,7 +35,7 @@ def colour(number: int) -> tuple[int, int, int]:
 
 
 def draw(found: Found, photo: Any) -> Any:
-    """Returns a new picture, Pillow's, of what was found in ``photo``, Pillow's in the mode ``RGB``."""
+    """Returns a new Pillow picture of the findings in ``photo``, a Pillow image of mode ``RGB``."""
     from PIL import Image
 
     if isinstance(found, Boxes):
@@ -92,7 +92,7 @@ def _font(size: int) -> tuple[Any, bool]:
 
 
 def to_dict(found: Found) -> dict[str, Any]:
-    """Returns what was found as JSON has it: boxes, or the share of each class in a mask, or a size."""
+    """Returns findings as JSON: boxes, or the share of each class in a mask, or a size."""
     if isinstance(found, Boxes):
         rows = [
             {"name": one.name, "score": one.score, "box": list(one.box), "number": one.number}
@@ -176,7 +176,7 @@ def draw_all(
 
 
 def summary(rows: Sequence[Mapping[str, Any]], folder: Path) -> str:
-    """Returns what was drawn, in a line."""
+    """Returns a line on the drawing."""
     what = f"{units.counted(len(rows), 'picture')} in {folder}"
     if rows and "boxes" in rows[0]:
         boxes = sum(len(row["boxes"]) for row in rows)

@@ -67,7 +67,7 @@ class Boxes:
             yield Detection(self.name(int(number)), float(score), corners, int(number))
 
     def name(self, number: int) -> str:
-        """Returns what a class is called."""
+        """Returns a class's name."""
         return class_name(self.names, number)
 
 
@@ -99,7 +99,7 @@ Found = Boxes | Mask | Restored
 
 
 def class_name(names: Sequence[str] | None, number: int) -> str:
-    """Returns what a class is called; ``class N`` where nobody knows."""
+    """Returns a class's name; ``class N`` where nobody knows."""
     return names[number] if names is not None and 0 <= number < len(names) else f"class {number}"
 
 
@@ -126,7 +126,7 @@ class Sight:
     most: int
 
     def found(self, rows: heads.Rows, placement: Placement) -> Found:
-        """Returns what the outputs of one image say of it.
+        """Returns the findings in the outputs of one image.
 
         Args:
             rows: the part of each output for the image, by name.
@@ -337,7 +337,7 @@ class Viewer:
         return seen(self.engine, self.sight, image)[0]
 
     def many(self, images: Sequence[Any]) -> list[Found]:
-        """Returns what the network sees in each image; see :meth:`__call__`."""
+        """Returns the findings in each image; see :meth:`__call__`."""
         if isinstance(images, (str, os.PathLike)):
             raise expected("images", "a list of images", repr(images))
         return [self(image) for image in images]
@@ -383,7 +383,7 @@ def detect(model: Any, image: Any, **options: Any) -> Boxes:
 
 
 def seen(engine: Engine, sight: Sight, image: Any, name: str = "image") -> tuple[Found, Any]:
-    """Returns what a network sees in an image, and the upright image, of Pillow's mode ``RGB``.
+    """Returns the findings in an image, and the upright image, of Pillow's mode ``RGB``.
 
     Args:
         image: a path, an image of Pillow's, or uint8 [H, W] or [H, W, 3].

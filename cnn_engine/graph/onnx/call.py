@@ -259,7 +259,7 @@ class Call:
         but: Collection[str] | None = None,
         **attributes: Any,
     ) -> str:
-        """Adds what an operator of ONNX's own domain becomes; returns its first output's name.
+        """Adds the nodes of an operator of ONNX's own domain; returns the name of its first output.
 
         Args:
             output: that name; None makes a new one.

@@ -70,7 +70,7 @@ def expand(importer: Importer, call: Call) -> bool:
 
 
 def has_one(importer: Importer, call: Call) -> bool:
-    """Whether ONNX defines the operator by others; what these need is not looked at."""
+    """Whether ONNX defines the operator by others, which may be unsupported themselves."""
     schema = _schema(importer, protobuf.package(), call)
     return schema is not None and (schema.has_function or schema.has_context_dependent_function)
 

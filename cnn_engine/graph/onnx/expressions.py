@@ -69,7 +69,7 @@ _EACH: dict[type[Operator], Callable[[Any, Any], Any]] = {
 def fold(
     op: Operator, arrays: Sequence[np.ndarray | None], outputs: Sequence[Value]
 ) -> list[np.ndarray] | None:
-    """Returns what ``op`` makes of integers with expressions among them; None: that takes numbers."""
+    """Returns the result of ``op`` on integers with expressions among them; None: it takes numbers."""
     try:
         results = _computed(op, arrays)
     except NotImplementedError:

@@ -87,7 +87,7 @@ class Importer:
         self.sources[value.name] = sources
 
     def define_input(self, value: Value) -> dict[str, str]:
-        """Makes ``value`` an input of the graph; returns what nodes read in its place: name -> name.
+        """Makes ``value`` an input of the graph; returns the tensors that nodes read instead: name -> name.
 
         An input in float16 stays that, and is cast to float32 for the nodes.
         """

@@ -167,7 +167,7 @@ def _parse(data: bytes, name: str):
 
 
 def check_text(*names: str | bytes) -> None:
-    """Raises InputError unless ``names`` are text; versions of protobuf give what is no UTF-8 as bytes."""
+    """Raises InputError unless ``names`` are text; some versions of protobuf give invalid UTF-8 as bytes."""
     for name in names:
         if not isinstance(name, str):
             raise no_text(name)

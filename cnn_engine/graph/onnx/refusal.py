@@ -52,7 +52,7 @@ class UnsupportedNodesError(UnsupportedError):
 
 
 class Refusal(Exception):
-    """Raised by converters for what a node asks and the engine lacks."""
+    """Raised by converters for an attribute or input that the engine does not support."""
 
     def __init__(self, attribute: str | None, reason: str, inputs: Sequence[str] = ()) -> None:
         super().__init__(reason)

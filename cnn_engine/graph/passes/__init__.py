@@ -1,4 +1,4 @@
-"""Graph passes: functions from a graph to an equivalent one. Each notes what it changed and why.
+"""Graph passes: functions from a graph to an equivalent one. Each notes its changes and its reasons.
 
 :func:`simplify` takes away what need not be run, on every device. Which others run for a device, and in what
 order, is :data:`cnn_engine.lower.pipeline.PIPELINE`.

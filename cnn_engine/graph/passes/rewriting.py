@@ -161,7 +161,7 @@ def merge_after(
     why: Sequence[str],
     constants: dict[str, np.ndarray] | None = None,
 ) -> None:
-    """Puts ``merged``, which do what a row of nodes does, in its place and that of what they are made of.
+    """Puts ``merged``, which replace a row of nodes, in its place and that of their constants.
 
     Args:
         joined: the concatenation between both, if :func:`makers_of` gave one.

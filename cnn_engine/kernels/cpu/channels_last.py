@@ -88,7 +88,7 @@ def has_prologue(node: Node) -> bool:
 
 
 def not_constant(node: Node, graph: Graph) -> str | None:
-    """Returns why no kernel here can run a convolution: weights that are computed, or what follows it."""
+    """Returns why no kernel here can run a convolution: computed weights, or its epilogue."""
     if node.inputs[1] not in graph.constants:
         return "expected constant weights, which are packed once"
     activation = node.op.activation

@@ -17,7 +17,7 @@ BOX_SIDE = 7
 
 
 def box_of_means(device: Any, graph: Graph, node: Node) -> tuple[int, int] | None:
-    """Returns the rows and columns of the boxes of which a device makes the means of what a node makes.
+    """Returns the rows and columns of the boxes in which a device takes means of a node's output.
 
     Sooner with it, that is: a convolution of each channel by itself, or an expansion. None: it does not.
     """

@@ -81,7 +81,7 @@ def _number(read: Source, found: Any) -> int:
 
 
 def apart(node: Node, graph: Graph) -> Sequence[Node] | None:
-    """Returns a sum alone and nodes for what rewrites put after it, or None where nothing is."""
+    """Returns a sum alone and nodes for the operators that rewrites put after it, or None."""
     op = node.op
     activation = getattr(op, "activation", None)
     residual = node.inputs[3] if len(node.inputs) > 3 else None

@@ -143,7 +143,7 @@ def convert(call, record: type[Recurrent]) -> None:
 
 @converts("DynamicQuantizeLSTM", domain="com.microsoft")
 def dynamic_quantize_lstm(call) -> None:
-    """An LSTM with weights of 8 bits, [D, inputs, gates]; what they multiply is rounded as it runs.
+    """An LSTM with weights of 8 bits, [D, inputs, gates]; its operands are rounded as it runs.
 
     Inputs: those of ONNX's LSTM, then scale and zero point of both weights, for each direction or each gate.
     """

@@ -70,7 +70,7 @@ def _plain(graph: Graph, node: Node) -> bool:
 
 
 def fold_affine_after(graph: Graph) -> Graph:
-    """Folds what scales and shifts the channels of a convolution, linear layer or batch norm into it.
+    """Folds scales and shifts after a convolution, linear layer or batch norm into its weights.
 
     The channels may be those of several, one after another.
     """
@@ -188,7 +188,7 @@ def _as_weights(node: Node, filters: np.ndarray, shape: tuple[int, ...]) -> np.n
 
 
 def fold_affine_before(graph: Graph) -> Graph:
-    """Folds what scales and shifts the channels of a convolution's input into its weights.
+    """Folds scales and shifts of a convolution's input channels into its weights.
 
     A shift does so only where the convolution pads by nothing: its zeros would have to be shifted too.
     """

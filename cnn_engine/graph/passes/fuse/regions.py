@@ -197,7 +197,7 @@ def region_of(
 
 
 def fuse_regions(graph: Graph, patterns: Sequence[Finder], why_not: WhyNot | None = None) -> Graph:
-    """Makes regions of what fits ``patterns``, of which each node takes the first that is not refused.
+    """Makes regions of nodes that fit ``patterns``: of each node the first pattern that is not refused.
 
     Args:
         why_not: None: nothing is refused.

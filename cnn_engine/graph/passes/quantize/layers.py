@@ -42,7 +42,7 @@ SAME_SCALE = 1e-6
 
 @dataclass
 class Ending:
-    """What follows a layer's sum.
+    """Nodes after a layer's sum.
 
     Attributes:
         nodes: in order.
@@ -69,7 +69,7 @@ class Ending:
 
 
 def ending(graph: Graph, node: Node, adds: bool = False) -> Ending:
-    """Returns what follows the sum of ``node`` and can be part of it.
+    """Returns the nodes after the sum of ``node`` that can be part of it.
 
     Args:
         adds: whether a residual can be.
@@ -129,7 +129,7 @@ class Lowering:
         return self.number(node, name, of.offset, of.integers.dtype)
 
     def put(self, nodes: Sequence[Node], by: Sequence[Node], why: str) -> str | None:
-        """Replaces ``nodes``; what they alone read goes with them later. Returns why not, or None."""
+        """Replaces ``nodes``; nodes that only they read go later. Returns the reason against it, or None."""
         constants, self._constants = self._constants, {}
         scales = (array for array in constants.values() if array.dtype == np.float32)
         if not all(((scale > 0) & (scale < math.inf)).all() for scale in scales):

@@ -63,7 +63,7 @@ def lower_qdq(graph: Graph, refused: list[Note] | None = None) -> Graph:
 
 
 def fold_dequantized(graph: Graph) -> Graph:
-    """Computes what constants of integers stand for, where layers of floats read them."""
+    """Computes the values of integer constants, where layers of floats read them."""
     nodes, made = [], {}
     for node in graph.nodes:
         known = all(name is None or name in graph.constants for name in node.inputs)

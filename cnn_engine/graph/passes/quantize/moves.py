@@ -1,4 +1,4 @@
-"""Operators that move numbers and compute none move integers: they change places with what is beside them.
+"""Has operators that only move numbers move integers, by changing their order with quantizing nodes.
 
 move(dequantize(q)) is dequantize(move(q)), and quantize(move(x)) is move(quantize(x)). The same is true of
 maxima, as both functions rise. Integers are a fourth of the bytes, and layers come to stand beside scales.
@@ -50,7 +50,7 @@ def _of_integers(op: Operator, zero: int) -> Operator | None:
 
 
 def sink_dequantizing(graph: Graph) -> Graph:
-    """Dequantizes after what moves numbers, not before."""
+    """Dequantizes after operators that move numbers, not before."""
     rewrites = Rewrites(graph)
     for node in graph.nodes:
         if isinstance(node.op, Concat):
@@ -110,7 +110,7 @@ def _sink_below_concat(rewrites: Rewrites, graph: Graph, node: Node) -> None:
 
 
 def hoist_quantizing(graph: Graph) -> Graph:
-    """Quantizes before what moves numbers, where nothing else reads what is moved."""
+    """Quantizes before operators that move numbers, where nothing else reads their outputs."""
     rewrites = Rewrites(graph)
     for node in graph.nodes:
         found = quantizes(graph, node)

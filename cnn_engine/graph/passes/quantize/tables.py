@@ -21,7 +21,7 @@ MOST_NODES = 64
 
 
 def tabulate(graph: Graph) -> Graph:
-    """Makes a table of what lies between one 8-bit tensor and a tensor that is quantized to 8 bits."""
+    """Makes a table of the nodes between one 8-bit tensor and a tensor that is quantized to 8 bits."""
     rewrites = Rewrites(graph)
     for node in graph.nodes:
         found = quantizes(graph, node)

@@ -1,4 +1,4 @@
-"""What the rewrites of quantized networks ask of a graph: which tensors stand for integers, and how."""
+"""Finds tensors that stand for integers in a graph, for the rewrites of quantized networks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..rewriting import absent, constant
 
 @dataclass(frozen=True)
 class Quantized:
-    """A tensor of integers and what they stand for.
+    """A tensor of integers and its quantization.
 
     Attributes:
         node: that quantizes or dequantizes it.
