@@ -118,7 +118,7 @@ class FloatModel:
         """Returns the nodes that read each tensor; the graph's outputs are read by None."""
         found: dict[str, list] = {}
         for node in self.nodes:
-            for name in dict.fromkeys(node.input):
+            for name in dict.fromkeys(names_read(node)):
                 found.setdefault(name, []).append(node)
         for name in self.outputs:
             found.setdefault(name, []).append(None)
@@ -192,6 +192,16 @@ class FloatModel:
                 node.name, node.op_type, node.input[0], node.input[1], bias, node.output[0], axis,
                 depthwise,
             )  # fmt: skip
+
+
+def names_read(node) -> Iterator[str]:
+    """Yields the names of what a node reads, and of what its subgraphs do: those of If, Loop and Scan."""
+    yield from node.input
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            yield from (value.name for value in graph.output)
+            for inner in graph.node:
+                yield from names_read(inner)
 
 
 def moves(node) -> bool:

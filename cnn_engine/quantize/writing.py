@@ -9,7 +9,7 @@ import numpy as np
 
 from ..graph.onnx import model as protobuf
 from ..types import Quantization
-from .network import CLIPS, FloatModel, Layer, Plan
+from .network import CLIPS, FloatModel, Layer, Plan, names_read
 from .ranges import Numbers, weight_scales
 
 #: What a bias may be in steps of input times weight: a fourth of int32, for the products beside it.
@@ -255,7 +255,8 @@ class Writer:
         node.input.extend(names)
 
     def _without_unused(self, graph) -> None:
-        used = {name for node in graph.node for name in node.input} | {v.name for v in graph.output}
+        used = {name for node in graph.node for name in names_read(node)}
+        used |= {value.name for value in graph.output}
         for tensor in [t for t in graph.initializer if t.name not in used]:
             graph.initializer.remove(tensor)
         for value in [

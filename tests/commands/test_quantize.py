@@ -258,6 +258,34 @@ def test_inputs_of_any_kind(tmp_path, capsys, rng, batch):
     assert error.endswith("given.npz: expected the arrays image, more, found image")
 
 
+def test_what_branches_read_stays(rng):
+    """An If reads a convolution's output before its batch norm, and a constant that nothing else reads."""
+    node = helper.make_node
+    branches = {
+        f"{name}_branch": helper.make_graph(
+            [node("Mul", ["c", factor], [f"{name}.y"])], name, [], [tensor(f"{name}.y", None)]
+        )
+        for name, factor in (("then", "two"), ("else", "three"))
+    }
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], "first"),
+        node("BatchNormalization", ["c", "scale", "shift", "mean", "variance"], ["b"]),
+        node("If", ["flag"], ["i"], **branches),
+        node("Conv", ["b", "v"], ["y"], "second"),
+    ]
+    constants = {"w": rng.normal(size=(4, 3, 3, 3)), "v": rng.normal(size=(2, 4, 1, 1))}
+    constants |= {name: rng.uniform(0.5, 2, 4) for name in ("scale", "shift", "mean", "variance")}
+    constants = {n: a.astype(F32) for n, a in constants.items()} | {"two": F32(2), "three": F32(3)}
+    inputs = tensor("x", ["N", 3, 6, 6]), tensor("flag", [], onnx.TensorProto.BOOL)
+    proto = model(nodes, inputs, [tensor("y", None), tensor("i", None)], constants, opset=17)
+    x = rng.normal(size=(2, 3, 6, 6)).astype(F32)
+    found = cnn_engine.quantize(proto, x, constants={"flag": True})
+    given = {"x": x, "flag": np.array(True)}
+    both = [onnxruntime_outputs(one, given) for one in (found.model, proto)]
+    for made, exact in zip(*both, strict=True):
+        assert np.square(made - exact).mean() < 1e-3 * np.square(exact).mean()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
