@@ -1,5 +1,5 @@
-// grid_sample on the CPU: the pixels and weights of some places are tabled once, then read for one
-// channel after another, places on SIMD lanes.
+// grid_sample on the CPU: the pixels and weights of some positions are tabled once, then read for
+// one channel after another, positions on SIMD lanes.
 #include "ops/grid_sample.h"
 
 #include "runtime/parallel.h"
@@ -7,15 +7,15 @@
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
 
-constexpr int kGridPlaces = 64;  // of a table
-constexpr int kMostPixels = 16;  // of a place
+constexpr int kGridPositions = 64;  // of a table
+constexpr int kMostPixels = 16;     // of a position
 
 struct GridTable {
-  std::int32_t offset[kMostPixels][kGridPlaces];
-  float weight[kMostPixels][kGridPlaces];
+  std::int32_t offset[kMostPixels][kGridPositions];
+  float weight[kMostPixels][kGridPositions];
 };
 
-// Fills the table for `count` places from `grid` on; returns the pixels of a place.
+// Fills the table for `count` positions from `grid` on; returns the pixels of a position.
 int fill_grid_table(const GridSampleShape& p, const float* grid, int count, GridTable& table) {
   const int taps = p.taps();
   int pixels = 1;
@@ -45,21 +45,21 @@ int fill_grid_table(const GridSampleShape& p, const float* grid, int count, Grid
 void grid_sample(const float* input, const float* grid, float* output, const GridSampleShape& shape,
                  int threads) {
   const GridSampleShape p = shape;
-  if (p.places == 0 || p.channels == 0) return;
-  const std::int64_t blocks = (p.places + kGridPlaces - 1) / kGridPlaces;
-  const std::int64_t cost = std::int64_t{kGridPlaces} * (p.channels + 16) * p.taps() * p.taps();
+  if (p.positions == 0 || p.channels == 0) return;
+  const std::int64_t blocks = (p.positions + kGridPositions - 1) / kGridPositions;
+  const std::int64_t cost = std::int64_t{kGridPositions} * (p.channels + 16) * p.taps() * p.taps();
   parallel_for(p.images * blocks, cost, threads, [&](std::int64_t begin, std::int64_t end) {
     GridTable table;
     for (std::int64_t index = begin; index < end; ++index) {
       const std::int64_t image = index / blocks;
-      const int first = static_cast<int>(index % blocks) * kGridPlaces;
-      const int count = p.places - first < kGridPlaces ? p.places - first : kGridPlaces;
-      const float* from = grid + (image * p.places + first) * p.rank;
+      const int first = static_cast<int>(index % blocks) * kGridPositions;
+      const int count = p.positions - first < kGridPositions ? p.positions - first : kGridPositions;
+      const float* from = grid + (image * p.positions + first) * p.rank;
       const int pixels = fill_grid_table(p, from, count, table);
       for (int c = 0; c < p.channels; ++c) {
         const float* x = input + (image * p.channels + c) * p.plane();
-        float* y = output + (image * p.channels + c) * p.places + first;
-        float sums[kGridPlaces] = {};
+        float* y = output + (image * p.channels + c) * p.positions + first;
+        float sums[kGridPositions] = {};
         for (int k = 0; k < pixels; ++k) {
 #pragma omp simd
           for (int i = 0; i < count; ++i) {

@@ -1,8 +1,8 @@
-// grid_sample: y[n,c,o] = sum over the pixels p around place o of w[n,o,p] * x[n,c,p], with places
-// and weights from a grid: nearest, linear or cubic in each of 1 to 3 dimensions. A grid's last
-// dimension is a place, coordinates in the reverse order of x's dimensions; -1 and 1 are the ends
-// of the image: the centres of its outermost pixels with `align_corners`, else their outer edges.
-// What is no number is outside of the image. Of pixels without weight nothing is read.
+// grid_sample: y[n,c,o] = sum over the pixels p around position o of w[n,o,p] * x[n,c,p], with
+// positions and weights from a grid: nearest, linear or cubic in each of 1 to 3 dimensions. A
+// grid's last dimension is a position, coordinates in the reverse order of x's dimensions; -1 and 1
+// are the ends of the image: the centres of its outermost pixels with `align_corners`, else their
+// outer edges. What is no number is outside of the image. Of pixels without weight nothing is read.
 //
 // Layouts: x [N,C,D,H,W], dimensions from the front being 1 where there are fewer; grid [N,O,rank];
 // y [N,C,O]; float32, C-contiguous. Coordinates are computed in float64, as whether a pixel counts
@@ -26,7 +26,7 @@ inline const char* name_of(GridPadding padding) {
   return static_cast<int>(padding) < 3 ? kNames[static_cast<int>(padding)] : nullptr;
 }
 
-// The pixels of one dimension that count for a place, and their weights: 0 outside of the image.
+// The pixels of one dimension that count for a position, and their weights: 0 outside of the image.
 struct GridPixels {
   int at[4];
   float weight[4];
@@ -34,9 +34,9 @@ struct GridPixels {
 
 struct GridSampleShape {
   int images, channels;
-  int sizes[3];  // D, H, W
-  int rank;      // dimensions of the image, the last ones
-  int places;    // O, an image
+  int sizes[3];   // D, H, W
+  int rank;       // dimensions of the image, the last ones
+  int positions;  // O, per image
   GridMode mode;
   GridPadding padding;
   bool align_corners;
@@ -106,7 +106,7 @@ struct GridSampleShape {
   void validate() const {
     require_at_least("images", images, 0);
     require_at_least("channels", channels, 0);
-    require_at_least("places", places, 0);
+    require_at_least("positions", positions, 0);
     for (const int size : sizes) require_at_least("size", size, 1);
     if (rank < 1 || rank > 3 || (mode == GridMode::cubic && rank > 2)) {
       throw std::invalid_argument("rank: expected 1 to 3, or 2 for cubic, found " +
