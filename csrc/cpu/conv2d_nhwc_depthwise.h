@@ -8,6 +8,8 @@
 // only by files that are compiled once for each instruction set.
 #pragma once
 
+#include <algorithm>
+
 #include "cpu/channels.h"
 #include "cpu/nhwc.h"
 #include "ops/conv2d_nhwc.h"
@@ -88,25 +90,35 @@ inline bool has_table(const Conv2dShape& p) {
 
 constexpr std::int64_t in_lines(std::int64_t floats) { return (floats + 15) / 16 * 16; }
 
-// Floats of the image's rows that are written out at once, at most, where there is room for one row
-// of outputs; they stay in the second-level cache.
+// Floats of the image's rows that are written out at once: they stay in the second-level cache.
+// More where that would be few rows beside those that the next ones read again.
 constexpr std::int64_t kSpreadFloats = 48 << 10;
+// Taps from which rows are written out with their border: most outputs read some of it.
+constexpr int kBorderedTaps = 25;
 
-// Rows of the image with each channel as often as it has filters, of one share.
+// Rows of the image of one share that are written out: with a border, or with each channel as often
+// as it has filters.
 struct Spread {
-  int rows;               // of outputs that read them
-  std::int64_t channels;  // at most, of a share
+  int rows = 0;             // of outputs that read them; 0: nothing is written out
+  int left = 0, right = 0;  // columns of the border
   std::int64_t floats = 0;
 
-  explicit Spread(const Conv2dShape& p) : rows(p.out_h()), channels(0) {
-    if (p.k == p.c) return;
+  explicit Spread(const Conv2dShape& p) {
+    const bool bordered = !has_table(p) && p.dilation_w == 1 && p.r * p.s >= kBorderedTaps;
+    if (p.k == p.c && !bordered) return;
+    if (bordered) {
+      left = p.pad_left;
+      right = p.pad_right;
+    }
     const DepthwiseSplit split(p, 1);
-    channels = in_lines(p.k / split.shares + 2 * kWide + 2 * p.group_filters());
-    const std::int64_t row = channels * p.w, window = std::int64_t{p.dilation_h} * (p.r - 1) + 1;
+    const std::int64_t channels = p.k / split.shares + 2 * kWide + 2 * p.group_filters();
+    const std::int64_t row = channels * (left + p.w + right);
+    const std::int64_t window = std::int64_t{p.dilation_h} * (p.r - 1) + 1;
+    const std::int64_t least = 2 * window / p.stride_h + 1;
     const std::int64_t possible = (kSpreadFloats / row - window) / p.stride_h + 1;
-    rows = static_cast<int>(possible < 1 ? 1 : possible < rows ? possible : rows);
+    rows = static_cast<int>(std::min(std::max(possible, least), std::int64_t{p.out_h()}));
     const std::int64_t read = (rows - 1) * std::int64_t{p.stride_h} + window;
-    floats = (read < p.h ? read : p.h) * row;
+    floats = in_lines(std::min(read, std::int64_t{p.h}) * row);
   }
 };
 
@@ -155,7 +167,7 @@ CNN_ENGINE_INLINE void depthwise_at(DepthwiseRow& d, const Conv2dShape& p, int i
   const int y = first_inside(top, p.dilation_h);
   const int y_end = end_inside(top, p.r, p.dilation_h, p.h);
   d.rows = y_end > y ? (y_end - y + p.dilation_h - 1) / p.dilation_h : 0;
-  d.input = rows + (y - first) * p.w * d.place;
+  d.input = rows + (y - first) * d.width * d.place;
   d.weights = packed + std::int64_t{(y - top) / p.dilation_h} * p.s * p.k;
 }
 
@@ -180,17 +192,29 @@ inline void sum_row(const float* row, std::int64_t pitch, int columns, int chann
   });
 }
 
-// Writes each of the channels [first, end) of places as often as it has filters.
-inline void spread_channels(const float* from, std::int64_t pitch, std::int64_t places, int first,
-                            int end, int filters, float* to) {
-  for (std::int64_t i = 0; i < places; ++i, from += pitch) {
-    if (filters == 2) {
-      for (int c = first; c < end; ++c, to += 2) to[0] = to[1] = from[c];
-      continue;
+// Writes the channels [first, end) of rows of the image, each as often as it has filters, and zeros
+// beside them.
+inline void spread_rows(const float* from, std::int64_t pitch, const Conv2dShape& p,
+                        const Spread& spread, std::int64_t rows, int first, int end, float* to) {
+  const int filters = p.group_filters(), channels = end - first;
+  const int place = channels * filters;
+  for (std::int64_t i = 0; i < rows; ++i) {
+    fill_zero(to, spread.left * place);
+    to += std::int64_t{spread.left} * place;
+    for (int j = 0; j < p.w; ++j, from += pitch) {
+      if (filters == 1) {
+        __builtin_memcpy(to, from + first, sizeof(float) * channels);
+        to += channels;
+      } else if (filters == 2) {
+        for (int c = first; c < end; ++c, to += 2) to[0] = to[1] = from[c];
+      } else {
+        for (int c = first; c < end; ++c) {
+          for (int f = 0; f < filters; ++f) *to++ = from[c];
+        }
+      }
     }
-    for (int c = first; c < end; ++c) {
-      for (int j = 0; j < filters; ++j) *to++ = from[c];
-    }
+    fill_zero(to, spread.right * place);
+    to += std::int64_t{spread.right} * place;
   }
 }
 
@@ -224,17 +248,19 @@ inline void depthwise(const float* input, const float* packed, const float* bias
       const float* rows = input + image * p.h * p.w * pitches.x + k;
       int top = 0;
       for (int i = first; i < last; ++i) {
-        if (filters > 1 && (i - first) % spread.rows == 0) {
+        if (spread.rows > 0 && (i - first) % spread.rows == 0) {
           const int some = i + spread.rows < last ? spread.rows : last - i;
           const int start = i * p.stride_h - p.pad_top;
           const int under = start + (some - 1) * p.stride_h + p.dilation_h * (p.r - 1) + 1;
           const int c = k / filters, c_end = (k + d.channels + filters - 1) / filters;
           top = start < 0 ? 0 : start;
           const std::int64_t count = (under < p.h ? under : p.h) - top;
-          spread_channels(input + (image * p.h + top) * p.w * pitches.x, pitches.x, count * p.w, c,
-                          c_end, filters, written);
+          spread_rows(input + (image * p.h + top) * p.w * pitches.x, pitches.x, p, spread, count, c,
+                      c_end, written);
           d.place = std::int64_t{c_end - c} * filters;
-          d.row = p.w * d.place * p.dilation_h;
+          d.width = spread.left + p.w + spread.right;
+          d.pad = p.pad_left - spread.left;
+          d.row = d.width * d.place * p.dilation_h;
           rows = written + (k - c * filters);
         }
         depthwise_at(d, p, i, rows, top, packed + k);

@@ -5,70 +5,70 @@
 // that are compiled once for each instruction set.
 #pragma once
 
+#include <vector>
+
 #include "cpu/conv2d_nhwc_direct.h"
 #include "ops/window.h"
 
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
 
-// Outputs of a row that have the same columns of taps inside the image.
-struct TrimmedRun {
-  int first, count;  // of outputs
-  int begin, end;    // of taps
-
-  // The run from output j on.
-  TrimmedRun(const Conv2dShape& p, int j) : first(j) {
-    const auto taps_of = [&](int output) {
-      const int left = output * p.stride_w - p.pad_left;
-      begin = (first_inside(left, p.dilation_w) - left) / p.dilation_w;
-      const int last = end_inside(left, p.s, p.dilation_w, p.w);
-      end = last > left ? (last - left + p.dilation_w - 1) / p.dilation_w : 0;
-      if (end < begin) end = begin;
-    };
-    taps_of(j);
-    const int own_begin = begin, own_end = end, out_w = p.out_w();
-    while (++j < out_w) {
-      taps_of(j);
-      if (begin != own_begin || end != own_end) break;
-    }
-    begin = own_begin;
-    end = own_end;
-    count = j - first;
-  }
-};
-
-// Rows of taps of output row i inside the image.
-struct TrimmedRows {
+// Taps [begin, end) of `count` along an axis that lie inside an image of `size`, of which the first
+// is at `start`.
+struct TapsOfAxis {
   int begin, end;
 
-  TrimmedRows(const Conv2dShape& p, int i) {
-    const int top = i * p.stride_h - p.pad_top;
-    begin = (first_inside(top, p.dilation_h) - top) / p.dilation_h;
-    const int last = end_inside(top, p.r, p.dilation_h, p.h);
-    end = last > top ? (last - top + p.dilation_h - 1) / p.dilation_h : 0;
+  TapsOfAxis(int start, int count, int dilation, int size)
+      : begin((first_inside(start, dilation) - start) / dilation),
+        end((end_inside(start, count, dilation, size) - start + dilation - 1) / dilation) {
     if (end < begin) end = begin;
+  }
+  bool operator==(const TapsOfAxis& other) const {
+    return begin == other.begin && end == other.end;
   }
 };
 
-// Whether enough products are left out to pay for shorter runs, each of which is some whole tiles.
+inline TapsOfAxis rows_of(const Conv2dShape& p, int i) {
+  return {i * p.stride_h - p.pad_top, p.r, p.dilation_h, p.h};
+}
+
+// Outputs of a row that have the same columns of taps inside the image.
+struct TrimmedRun {
+  int first, count;
+  TapsOfAxis taps;
+};
+
+inline std::vector<TrimmedRun> trimmed_runs(const Conv2dShape& p) {
+  std::vector<TrimmedRun> runs;
+  for (int j = 0; j < p.out_w(); ++j) {
+    const TapsOfAxis taps(j * p.stride_w - p.pad_left, p.s, p.dilation_w, p.w);
+    if (runs.empty() || !(runs.back().taps == taps)) runs.push_back({j, 0, taps});
+    ++runs.back().count;
+  }
+  return runs;
+}
+
+// Whether enough products are left out to pay for shorter runs; or hardly more are made, and copies
+// of bands would take as long as many products: a band of few rows has most of its input in common
+// with the next.
 inline bool is_trimmed(const Conv2dShape& p) {
-  constexpr std::int64_t kTile = 6;  // outputs
+  constexpr std::int64_t kCopied = 64;  // products that take as long as copying a float, or less
   if (!is_padded(p)) return false;
   const int out_h = p.out_h(), out_w = p.out_w();
-  const auto whole = [](int count) {
-    return (count + kTile - 1) / kTile * kTile;
+  // Outputs of a run's tiles, which are hardly fewer for fewer outputs than a tile's.
+  const auto whole = [](int count) -> std::int64_t {
+    return count < 4 ? 4 : (count + 1) / 2 * 2;
   };
   std::int64_t rows = 0, columns = 0;
-  for (int i = 0; i < out_h; ++i) {
-    const TrimmedRows taps(p, i);
-    rows += taps.end - taps.begin;
+  for (int i = 0; i < out_h; ++i) rows += rows_of(p, i).end - rows_of(p, i).begin;
+  for (const TrimmedRun& run : trimmed_runs(p)) {
+    columns += whole(run.count) * (run.taps.end - run.taps.begin);
   }
-  for (int j = 0; j < out_w;) {
-    const TrimmedRun run(p, j);
-    columns += whole(run.count) * (run.end - run.begin);
-    j += run.count;
-  }
-  return 5 * rows * columns < 4 * out_h * whole(out_w) * p.r * p.s;
+  const std::int64_t made = rows * columns, all = out_h * whole(out_w) * p.r * p.s;
+  const Bands bands(p, p.c, false, 1);
+  const std::int64_t copied = std::int64_t{bands.in_rows} * bands.width * p.c;
+  const std::int64_t products = std::int64_t{bands.rows} * out_w * p.taps() * p.k;
+  return 5 * made < 4 * all || (kCopied * copied > products && 10 * made <= 11 * all);
 }
 
 // Floats of scratch memory: of a run's taps, where they read and their weights.
@@ -92,6 +92,7 @@ void trimmed(const Call& call, const Scratch& scratch, const Conv2dShape& p, int
   const std::int64_t tasks = p.n * split.tasks * shares;
   const std::int64_t cost = std::int64_t{out_h} * out_w * p.taps() * p.k / (split.tasks * shares);
   const Taps<Lane> sums(p, false);
+  const std::vector<TrimmedRun> runs = trimmed_runs(p);
   parallel_for(tasks, cost, threads, [&](std::int64_t begin, std::int64_t end) {
     const Scratch::Part part(scratch);
     auto* const taps = reinterpret_cast<std::int64_t*>(part.data());
@@ -115,23 +116,22 @@ void trimmed(const Call& call, const Scratch& scratch, const Conv2dShape& p, int
             call.residual ? call.residual + place * call.pitches.residual + at : nullptr;
         multiply_runs(product, from, to, call.last.at(at), nullptr, [&](const auto& body) {
           for (int i = first; i < last; ++i) {
-            const TrimmedRows rows(p, i);
-            for (int j = 0; j < out_w;) {
-              const TrimmedRun run(p, j);
+            const TapsOfAxis rows = rows_of(p, i);
+            for (const TrimmedRun& run : runs) {
               int count = 0;
               for (int r = rows.begin; r < rows.end; ++r) {
-                for (int s = run.begin; s < run.end; ++s, ++count) {
+                for (int s = run.taps.begin; s < run.taps.end; ++s, ++count) {
                   taps[count] = r * p.dilation_h * row + s * p.dilation_w * pitch;
                   places[count] = r * p.s + s;
                 }
               }
-              const std::int64_t out = std::int64_t{i - first} * out_w + j;
-              const std::int64_t corner = (std::int64_t{i} * p.stride_h - p.pad_top) * row +
-                                          (std::int64_t{j} * p.stride_w - p.pad_left) * pitch;
+              const std::int64_t out = std::int64_t{i - first} * out_w + run.first;
+              const std::int64_t corner =
+                  (std::int64_t{i} * p.stride_h - p.pad_top) * row +
+                  (std::int64_t{run.first} * p.stride_w - p.pad_left) * pitch;
               const TapsInside inside{taps, places, count};
               body(image + corner, y + out * call.pitches.y,
                    residual ? residual + out * call.pitches.residual : nullptr, run.count, &inside);
-              j += run.count;
             }
           }
         });

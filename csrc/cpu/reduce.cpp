@@ -97,8 +97,9 @@ constexpr std::int64_t kPart = 1 << 16;
 // Columns side by side that are reduced together.
 constexpr std::int64_t kColumns = 256;
 // Rows of many columns, such as the places of an image, are reduced in so many pieces at most, of
-// so many elements at least: a thread reads those that it wrote itself.
-constexpr std::int64_t kMostPieces = 8, kPiece = 1 << 13;
+// so many elements and rows at least: a thread reads those that it wrote itself, and what a piece
+// comes to is little beside what it reads.
+constexpr std::int64_t kMostPieces = 8, kPiece = 1 << 13, kPieceRows = 16;
 
 template <typename Kind>
 void reduce_lines(const float* x, float* y, const AxisShape& p, Reduction reduction, int threads) {
@@ -144,12 +145,23 @@ void for_columns(const AxisShape& p, std::int64_t cost, int threads, const Body&
                });
 }
 
-// What `rows` rows of columns come to.
+// What `rows` rows of columns come to, four at a time: what they came to so far is read and written
+// once for these.
 template <typename Kind>
 void reduce_rows(const float* x, std::int64_t rows, std::int64_t step, std::int64_t columns,
                  typename Kind::State* value) {
   for (std::int64_t i = 0; i < columns; ++i) value[i] = Kind::kStart;
-  for (std::int64_t a = 0; a < rows; ++a, x += step) {
+  std::int64_t a = 0;
+  for (; a + 4 <= rows; a += 4, x += 4 * step) {
+#pragma omp simd
+    for (std::int64_t i = 0; i < columns; ++i) {
+      typename Kind::State taken = Kind::take(value[i], x[i]);
+      taken = Kind::take(taken, x[step + i]);
+      taken = Kind::take(taken, x[2 * step + i]);
+      value[i] = Kind::take(taken, x[3 * step + i]);
+    }
+  }
+  for (; a < rows; ++a, x += step) {
 #pragma omp simd
     for (std::int64_t i = 0; i < columns; ++i) value[i] = Kind::take(value[i], x[i]);
   }
@@ -191,7 +203,7 @@ void reduce_kind(const float* x, float* y, const AxisShape& p, Reduction reducti
   if (p.inner == 1) return reduce_lines<Kind>(x, y, p, reduction, threads);
   std::int64_t pieces = p.axis * p.inner / kPiece;
   if (pieces > kMostPieces) pieces = kMostPieces;
-  if (pieces > p.axis) pieces = p.axis;
+  if (pieces > p.axis / kPieceRows) pieces = p.axis / kPieceRows;
   if (pieces > 1) return reduce_pieces<Kind>(x, y, p, pieces, reduction, threads);
   for_columns(p, 1, threads, [=](std::int64_t from, std::int64_t to, std::int64_t columns) {
     typename Kind::State value[kColumns];

@@ -65,9 +65,10 @@ def test_two_convolutions_and_a_mean_become_one_node(how, mean):
 
 
 def test_what_does_not_fit_stays_as_it_is():
-    """Sums that others read, channels that are not alone, other reductions."""
+    """Sums that others read, channels that are not alone, other reductions, large windows."""
     b, first, second, y = block()
-    graphs = [b.graph(y, first), block(groups=1, wide=1)[0].graph("conv2d0.out")]
+    large, *_, out = block(kernel=9, padding=(4, 4, 4, 4))
+    graphs = [b.graph(y, first), block(groups=1, wide=1)[0].graph("conv2d0.out"), large.graph(out)]
     for graph in graphs:
         assert not found_in(same(graph, laid))
     (node,) = found_in(same(b.graph(y, second), laid))  # whose function is another node

@@ -5,6 +5,7 @@ Images are [N, H, W, C]. The order of a pattern's inputs is that of its kernels'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -183,9 +184,19 @@ EXPAND_DEPTHWISE = Pattern(
     named="second",
 )
 
+#: Taps of a window up to which the CPU's kernel is faster than two: of more, products are nearly all of the
+#: time, and are made sooner of rows with a border (csrc/cpu/conv2d_nhwc_depthwise.h).
+MOST_EXPANDED_TAPS = 49
+
+
+def _has_few_taps(graph: Graph, nodes: Mapping[str, Node]) -> bool:
+    return math.prod(graph.values[nodes["second"].inputs[1]].shape[2:]) <= MOST_EXPANDED_TAPS
+
+
 #: The same with a mean over the positions of the result, which the CPU's kernel makes on its way.
 EXPAND_DEPTHWISE_MEAN = replace(
     EXPAND_DEPTHWISE,
+    fits=_has_few_taps,
     roles=(*_EXPANSION, Role("mean", is_spatial_mean, reads=("second", 0), optional=True)),
 )
 
