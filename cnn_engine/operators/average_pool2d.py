@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, check_types, float64, need
+from .operator import Operator, check_types, float64, need, record
 from .windows import Padding, Pair, check_image, output_sizes, padded, windows
 
 
-@dataclass(frozen=True)
+@record
 class AveragePool2d(Operator):
     """Input: x [N, C, H, W].
 
@@ -75,7 +74,7 @@ class AveragePool2d(Operator):
         return math.prod(self.kernel)
 
 
-@dataclass(frozen=True)
+@record
 class AveragePool3d(AveragePool2d):
     """average_pool2d over images with depth: x [N, C, D, H, W]."""
 
@@ -86,7 +85,7 @@ class AveragePool3d(AveragePool2d):
     extra: tuple[int, ...] = (0, 0, 0)
 
 
-@dataclass(frozen=True)
+@record
 class LpPool2d(AveragePool2d):
     """(sum of |x| to the p) to the 1/p over every window; zeros outside the image."""
 
@@ -103,7 +102,7 @@ class LpPool2d(AveragePool2d):
         return (view**self.p).sum(axis=-1) ** (1 / self.p)
 
 
-@dataclass(frozen=True)
+@record
 class LpPool3d(LpPool2d):
     """lp_pool2d over images with depth: x [N, C, D, H, W]."""
 

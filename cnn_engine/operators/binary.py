@@ -5,16 +5,15 @@ One record a function, named for it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, broadcast, check_types, float64, need, same_dtype
+from .operator import Operator, broadcast, check_types, float64, need, record, same_dtype
 
 
-@dataclass(frozen=True)
+@record
 class Binary(Operator):
     """Inputs: a and b, of one type and of shapes that broadcast.
 
@@ -49,7 +48,7 @@ class Binary(Operator):
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
+@record
 class Add(Binary):
     """a + b."""
 
@@ -59,7 +58,7 @@ class Add(Binary):
         return a + b
 
 
-@dataclass(frozen=True)
+@record
 class Sub(Binary):
     """a - b."""
 
@@ -69,7 +68,7 @@ class Sub(Binary):
         return a - b
 
 
-@dataclass(frozen=True)
+@record
 class Mul(Binary):
     """a * b."""
 
@@ -79,7 +78,7 @@ class Mul(Binary):
         return a * b
 
 
-@dataclass(frozen=True)
+@record
 class Div(Binary):
     """a / b; of integers, cut off towards 0."""
 
@@ -94,7 +93,7 @@ class Div(Binary):
         return quotient + ((quotient < 0) & (quotient * b != a)).astype(a.dtype)
 
 
-@dataclass(frozen=True)
+@record
 class Pow(Binary):
     """a to the power of b; b may be of another type, the output has a's."""
 
@@ -115,7 +114,7 @@ class Pow(Binary):
         return np.where(b < 0, np.power(a.astype(np.float64), b).astype(a.dtype), exact)
 
 
-@dataclass(frozen=True)
+@record
 class Min(Binary):
     """The lesser; NaN wins."""
 
@@ -125,7 +124,7 @@ class Min(Binary):
         return np.minimum(a, b)
 
 
-@dataclass(frozen=True)
+@record
 class Max(Binary):
     """The greater; NaN wins."""
 
@@ -135,7 +134,7 @@ class Max(Binary):
         return np.maximum(a, b)
 
 
-@dataclass(frozen=True)
+@record
 class Mod(Binary):
     """The remainder of a divided by b.
 
@@ -154,7 +153,7 @@ class Mod(Binary):
         return np.fmod(a, b) if self.fmod else np.mod(a, b)
 
 
-@dataclass(frozen=True)
+@record
 class Prelu(Binary):
     """a, or slope * a below 0; the slope broadcasts to a's shape."""
 
@@ -173,7 +172,7 @@ class Prelu(Binary):
         return np.where(a < 0, a * b, a)
 
 
-@dataclass(frozen=True)
+@record
 class BitwiseAnd(Binary):
     """Bits that are in both."""
 
@@ -184,7 +183,7 @@ class BitwiseAnd(Binary):
         return a & b
 
 
-@dataclass(frozen=True)
+@record
 class BitwiseOr(Binary):
     """Bits that are in either."""
 
@@ -195,7 +194,7 @@ class BitwiseOr(Binary):
         return a | b
 
 
-@dataclass(frozen=True)
+@record
 class BitwiseXor(Binary):
     """Bits that are set in exactly one of both."""
 
@@ -206,7 +205,7 @@ class BitwiseXor(Binary):
         return a ^ b
 
 
-@dataclass(frozen=True)
+@record
 class BitShift(Binary):
     """a with its bits moved by b positions.
 

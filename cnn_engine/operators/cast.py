@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, float64, need
+from .operator import Operator, float64, need, record
 
 
-@dataclass(frozen=True)
+@record
 class Cast(Operator):
     """Floats become integers by cutting off, anything but 0 becomes true. Input: x of any shape and type.
 
@@ -39,7 +38,7 @@ class Cast(Operator):
             return float64(x.astype(self.dtype))
 
 
-@dataclass(frozen=True)
+@record
 class BitCast(Operator):
     """The bits of x as another type of the same size. Input: x of any shape and type.
 

@@ -6,7 +6,7 @@ The other operators need no records of their own for that: their attributes name
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -15,7 +15,7 @@ from ..errors import InputError
 from .average_pool2d import AveragePool2d
 from .conv2d import Conv2d
 from .max_pool2d import MaxPool2d
-from .operator import Operator, Shape, Value, float64, need, same_dtype
+from .operator import Operator, Shape, Value, float64, need, record, same_dtype
 
 #: The order of [N, C, H, W]'s dimensions in [N, H, W, C], and the other way round.
 TO_LAST, TO_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
@@ -34,7 +34,7 @@ def _last(outputs: Sequence[tuple[Shape, str]]) -> tuple[tuple[Shape, str], ...]
     return tuple((tuple(shape[axis] for axis in TO_LAST), dtype) for shape, dtype in outputs)
 
 
-@dataclass(frozen=True)
+@record
 class Conv2dNhwc(Conv2d):
     """y = activation(conv2d(z) + bias + residual), with z = max(x * scale + shift, floor) in the image.
 
@@ -97,7 +97,7 @@ class _ChannelsLast(Operator):
         return super().reference(np.asarray(x).transpose(TO_FIRST)).transpose(TO_LAST)
 
 
-@dataclass(frozen=True)
+@record
 class MaxPool2dNhwc(_ChannelsLast, MaxPool2d):
     """max_pool2d over x [N, H, W, C]; maxima alone."""
 
@@ -109,7 +109,7 @@ class MaxPool2dNhwc(_ChannelsLast, MaxPool2d):
         return super().infer(inputs)
 
 
-@dataclass(frozen=True)
+@record
 class AveragePool2dNhwc(_ChannelsLast, AveragePool2d):
     """average_pool2d over x [N, H, W, C]."""
 

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, Shape, Value, float64, need, same_dtype
+from .operator import Operator, Shape, Value, float64, need, record, same_dtype
 from .unary import Unary
 from .windows import Padding, Pair, check_image, output_sizes, padded, windows
 
 
-@dataclass(frozen=True)
+@record
 class Conv2d(Operator):
     """Inputs: x [N, C, H, W], weight [K, C / groups, R, S], bias [K] or None, residual as y or None.
 
@@ -92,7 +91,7 @@ class Conv2d(Operator):
         return math.prod(inputs[1].shape[1:])
 
 
-@dataclass(frozen=True)
+@record
 class Conv3d(Conv2d):
     """conv2d over images with depth, x [N, C, D, H, W]: attributes have one number more, padding two."""
 

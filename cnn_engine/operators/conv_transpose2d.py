@@ -7,18 +7,17 @@ away, output padding adds some below and on the right.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, float64, need, same_dtype
+from .operator import Operator, float64, need, record, same_dtype
 from .unary import Unary
 from .windows import LARGEST, Padding, Pair, check_image
 
 
-@dataclass(frozen=True)
+@record
 class ConvTranspose2d(Operator):
     """Inputs: x [N, C, H, W], weight [C, K / groups, R, S], bias [K] or None.
 
@@ -128,7 +127,7 @@ class ConvTranspose2d(Operator):
         return channels * math.prod(taps)
 
 
-@dataclass(frozen=True)
+@record
 class ConvTranspose3d(ConvTranspose2d):
     """conv_transpose2d over images with depth: x [N, C, D, H, W]."""
 

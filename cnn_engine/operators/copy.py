@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-from .operator import Operator, need
+from .operator import Operator, need, record
 
 
-@dataclass(frozen=True)
+@record
 class Copy(Operator):
     """Input: x of any shape and type."""
 

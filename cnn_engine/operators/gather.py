@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, axis_in, need
+from .operator import Operator, axis_in, need, record
 
 
 def _positions(indices: np.ndarray, size: int) -> np.ndarray:
@@ -28,7 +27,7 @@ def _need_integers(value) -> None:
         raise InputError(f"indices: expected int32 or int64, found {value.dtype}")
 
 
-@dataclass(frozen=True)
+@record
 class Gather(Operator):
     """Slices of x chosen along one dimension. Inputs: x, indices (int32 or int64, any shape).
 
@@ -50,7 +49,7 @@ class Gather(Operator):
         return np.take(np.asarray(x), _positions(indices, x.shape[self.axis]), axis=self.axis)
 
 
-@dataclass(frozen=True)
+@record
 class GatherElements(Operator):
     """One element of x for each index, along one dimension. Inputs: x, indices of as many dimensions.
 
@@ -86,7 +85,7 @@ def _element_positions(shape, indices: np.ndarray, axis: int) -> tuple[np.ndarra
     return tuple(positions)
 
 
-@dataclass(frozen=True)
+@record
 class ScatterElements(Operator):
     """x with single elements written. Inputs: x, indices, updates of the indices' shape.
 
@@ -126,7 +125,7 @@ def _write(y: np.ndarray, positions: tuple[np.ndarray, ...], updates, reduction:
         combine[reduction].at(y, positions, updates)
 
 
-@dataclass(frozen=True)
+@record
 class GatherND(Operator):
     """Slices of x, each named by a row of indices. Inputs: x, indices [..., R].
 
@@ -166,7 +165,7 @@ class GatherND(Operator):
         return np.asarray(x)[tuple(positions)]
 
 
-@dataclass(frozen=True)
+@record
 class ScatterND(Operator):
     """x with slices written, each named by a row of indices. Inputs: x, indices [..., R], updates.
 
@@ -197,7 +196,7 @@ class ScatterND(Operator):
         return y
 
 
-@dataclass(frozen=True)
+@record
 class TensorScatter(Operator):
     """A cache with new rows written into every sequence.
 
@@ -253,7 +252,7 @@ class TensorScatter(Operator):
         return np.ascontiguousarray(np.moveaxis(y, 1, axis))
 
 
-@dataclass(frozen=True)
+@record
 class OneHot(Operator):
     """A vector for each index: the on value at its position, the off value elsewhere.
 

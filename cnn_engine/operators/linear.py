@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ..errors import InputError
-from .operator import Operator, float64, need, same_dtype
+from .operator import Operator, float64, need, record, same_dtype
 from .unary import Unary
 
 
-@dataclass(frozen=True)
+@record
 class Linear(Operator):
     """Inputs: x [N, ...] taken as [N, F], weight [M, F], bias [M] or None; output [N, M].
 

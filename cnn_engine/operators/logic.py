@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from .binary import Binary
-from .operator import need
+from .operator import need, record
 from .unary import Unary
 
 
-@dataclass(frozen=True)
+@record
 class Comparison(Binary):
     """Inputs: a and b, numbers of one type; output bool."""
 
@@ -22,7 +21,7 @@ class Comparison(Binary):
         return "bool"
 
 
-@dataclass(frozen=True)
+@record
 class Equal(Comparison):
     """a == b; booleans too."""
 
@@ -37,7 +36,7 @@ class Equal(Comparison):
         return a == b
 
 
-@dataclass(frozen=True)
+@record
 class Less(Comparison):
     """a < b."""
 
@@ -47,7 +46,7 @@ class Less(Comparison):
         return a < b
 
 
-@dataclass(frozen=True)
+@record
 class LessOrEqual(Comparison):
     """a <= b."""
 
@@ -57,7 +56,7 @@ class LessOrEqual(Comparison):
         return a <= b
 
 
-@dataclass(frozen=True)
+@record
 class Greater(Comparison):
     """a > b."""
 
@@ -67,7 +66,7 @@ class Greater(Comparison):
         return a > b
 
 
-@dataclass(frozen=True)
+@record
 class GreaterOrEqual(Comparison):
     """a >= b."""
 
@@ -77,7 +76,7 @@ class GreaterOrEqual(Comparison):
         return a >= b
 
 
-@dataclass(frozen=True)
+@record
 class And(Binary):
     """Both."""
 
@@ -88,7 +87,7 @@ class And(Binary):
         return a & b
 
 
-@dataclass(frozen=True)
+@record
 class Or(Binary):
     """Either."""
 
@@ -99,7 +98,7 @@ class Or(Binary):
         return a | b
 
 
-@dataclass(frozen=True)
+@record
 class Xor(Binary):
     """Whether exactly one of both is true."""
 
@@ -110,7 +109,7 @@ class Xor(Binary):
         return a ^ b
 
 
-@dataclass(frozen=True)
+@record
 class Not(Unary):
     """The other boolean."""
 
@@ -121,7 +120,7 @@ class Not(Unary):
         return ~x
 
 
-@dataclass(frozen=True)
+@record
 class BitwiseNot(Unary):
     """All bits turned."""
 
@@ -132,7 +131,7 @@ class BitwiseNot(Unary):
         return ~x
 
 
-@dataclass(frozen=True)
+@record
 class IsNaN(Unary):
     """Whether x is not a number; output bool."""
 
@@ -146,7 +145,7 @@ class IsNaN(Unary):
         return np.isnan(x)
 
 
-@dataclass(frozen=True)
+@record
 class IsInf(Unary):
     """Whether x is infinite; output bool.
 

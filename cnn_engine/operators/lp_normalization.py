@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, axis_in, check_types, float64, need
+from .operator import Operator, axis_in, check_types, float64, need, record
 
 
-@dataclass(frozen=True)
+@record
 class LpNormalization(Operator):
     """Input: x of any shape.
 

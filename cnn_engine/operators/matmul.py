@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, Shape, broadcast, check_types, float64, need, same_dtype
+from .operator import Operator, Shape, broadcast, check_types, float64, need, record, same_dtype
 
 
-@dataclass(frozen=True)
+@record
 class Matmul(Operator):
     """Inputs: a [..., I, F] and b [..., F, J]; a vector is one row of a, or one column of b, and goes."""
 
@@ -93,7 +92,7 @@ class Matmul(Operator):
         return inputs[0].shape[-1]
 
 
-@dataclass(frozen=True)
+@record
 class Einsum(Operator):
     """Sums of products by Einstein's convention, over any number of inputs.
 

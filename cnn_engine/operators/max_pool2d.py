@@ -6,17 +6,16 @@ Places outside the image do not take part; NaN wins.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, float64, need
+from .operator import Operator, float64, need, record
 from .windows import Padding, Pair, check_image, output_sizes, padded, windows
 
 
-@dataclass(frozen=True)
+@record
 class MaxPool2d(Operator):
     """Input: x [N, C, H, W].
 
@@ -72,7 +71,7 @@ class MaxPool2d(Operator):
         return view.reshape(*view.shape[: 2 + self.rank], math.prod(self.kernel))
 
 
-@dataclass(frozen=True)
+@record
 class MaxPool3d(MaxPool2d):
     """max_pool2d over images with depth: x [N, C, D, H, W]."""
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, axis_in, check_types, float64, need, same_dtype
+from .operator import Operator, axis_in, check_types, float64, need, record, same_dtype
 
 
 def _per_channel(name: str, shape: tuple[int, ...], channels: int) -> None:
@@ -22,7 +21,7 @@ def _channels(values: np.ndarray, rank: int) -> np.ndarray:
     return float64(values).reshape(-1, *[1] * (rank - 2))
 
 
-@dataclass(frozen=True)
+@record
 class BatchNorm(Operator):
     """With a mean and variance that are given. Inputs: x [N, C, ...], scale, bias, mean, variance [C].
 
@@ -60,7 +59,7 @@ class BatchNorm(Operator):
         return float64(x) * _channels(factor, rank) + _channels(offset, rank)
 
 
-@dataclass(frozen=True)
+@record
 class InstanceNorm(Operator):
     """Over every channel of every image by itself. Inputs: x [N, C, ...], scale [C], bias [C].
 
@@ -96,7 +95,7 @@ def _normal(x: np.ndarray, axes: tuple[int, ...], epsilon: float) -> np.ndarray:
         return deviation / np.sqrt(variance + epsilon)
 
 
-@dataclass(frozen=True)
+@record
 class GroupNorm(Operator):
     """Over groups of channels of every image. Inputs: x [N, C, ...], scale [C], bias [C].
 
@@ -128,7 +127,7 @@ class GroupNorm(Operator):
         return max(1, math.prod(inputs[0].shape[1:]) // self.groups)
 
 
-@dataclass(frozen=True)
+@record
 class LayerNorm(Operator):
     """Over the dimensions from ``axis`` on. Inputs: x, scale, bias or None, which broadcast to x's shape.
 
@@ -167,7 +166,7 @@ class LayerNorm(Operator):
         return max(1, math.prod(inputs[0].shape[self.axis :]))
 
 
-@dataclass(frozen=True)
+@record
 class RmsNorm(Operator):
     """x / sqrt(mean of squares + eps) * scale, over the dimensions from ``axis`` on.
 
@@ -212,7 +211,7 @@ def _broadcasts(x, others) -> None:
             )
 
 
-@dataclass(frozen=True)
+@record
 class Lrn(Operator):
     """x / (k + alpha / size * sum of squares over ``size`` neighbouring channels) to the beta.
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, need
+from .operator import Operator, need, record
 
 
-@dataclass(frozen=True)
+@record
 class Normalize(Operator):
     """Input: x [N, C, ...], uint8 or any other type of numbers; output float32.
 

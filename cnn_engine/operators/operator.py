@@ -7,8 +7,8 @@ A record is a frozen dataclass of attributes. It knows no names of tensors, no d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import ClassVar
+from dataclasses import FrozenInstanceError, dataclass, fields, is_dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -75,8 +75,47 @@ class Cost:
     bytes: int
 
 
-@dataclass(frozen=True)
-class Operator:
+class _Record:
+    """What records have in common, in the place of methods that ``dataclass`` compiles for each."""
+
+    _names: ClassVar[tuple[str, ...]] = ()
+
+    def __eq__(self, other: object) -> bool:
+        if other.__class__ is not self.__class__:
+            return NotImplemented
+        return self is other or self._attributes() == other._attributes()
+
+    def __hash__(self) -> int:
+        return hash(self._attributes())
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._names)
+        return f"{self.__class__.__qualname__}({shown})"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+    def _attributes(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in self._names)
+
+
+def record(made: type) -> type:
+    """Makes a class of attributes a frozen dataclass, as ``dataclass(frozen=True)`` does, at less cost.
+
+    All operators are made when the package is imported. What adds no attributes to another is left as it is.
+    """
+    own = vars(made).get("__annotations__", {}).values()
+    if not is_dataclass(made) or any("ClassVar" not in str(annotation) for annotation in own):
+        made = dataclass(frozen=True, eq=False, repr=False)(made)
+        made._names = tuple(field.name for field in fields(made))
+    return made
+
+
+@record
+class Operator(_Record):
     """Base of the records.
 
     Attributes:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, axis_in, check_types, float64, need
+from .operator import Operator, axis_in, check_types, float64, need, record
 
 
-@dataclass(frozen=True)
+@record
 class TopK(Operator):
     """The k greatest along one dimension, in order, and where they were (int64); the first of equals first.
 
@@ -73,7 +72,7 @@ class TopK(Operator):
         return found.reshape(-1, k)
 
 
-@dataclass(frozen=True)
+@record
 class Cumulative(Operator):
     """Base: an operation of all elements up to each one, along one dimension.
 
@@ -108,7 +107,7 @@ class Cumulative(Operator):
         return max(1, inputs[0].shape[self.axis])
 
 
-@dataclass(frozen=True)
+@record
 class CumSum(Cumulative):
     """Sums of all elements up to each one, along one dimension."""
 
@@ -116,7 +115,7 @@ class CumSum(Cumulative):
     operation: ClassVar[np.ufunc] = np.add
 
 
-@dataclass(frozen=True)
+@record
 class CumProd(Cumulative):
     """Products of all elements up to each one, along one dimension."""
 
@@ -124,7 +123,7 @@ class CumProd(Cumulative):
     operation: ClassVar[np.ufunc] = np.multiply
 
 
-@dataclass(frozen=True)
+@record
 class Trilu(Operator):
     """The upper or lower triangle of the last two dimensions; zeros elsewhere.
 
@@ -150,7 +149,7 @@ class Trilu(Operator):
         return np.where(kept, float64(x), np.zeros((), float64(x).dtype))
 
 
-@dataclass(frozen=True)
+@record
 class Hardmax(Operator):
     """1 at the first maximum along one dimension, 0 elsewhere.
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, check_types, float64, need
+from .operator import Operator, check_types, float64, need, record
 
 
-@dataclass(frozen=True)
+@record
 class Col2im(Operator):
     """Windows added up where they overlap. Input: x [N, C * taps, windows]; output [N, C, image...].
 
@@ -84,7 +83,7 @@ class Col2im(Operator):
         return math.prod(self.kernel)
 
 
-@dataclass(frozen=True)
+@record
 class MaxUnpool(Operator):
     """Maxima put back where a pooling found them, 0 elsewhere.
 

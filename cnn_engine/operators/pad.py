@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, need
+from .operator import Operator, need, record
 
 _MODES = {"constant": "constant", "edge": "edge", "reflect": "reflect", "wrap": "wrap"}
 
 
-@dataclass(frozen=True)
+@record
 class Pad(Operator):
     """Input: x of any shape and type.
 

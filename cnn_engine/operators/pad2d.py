@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ..errors import InputError
-from .operator import Operator, float64, need
+from .operator import Operator, float64, need, record
 from .windows import Padding, padded
 
 
-@dataclass(frozen=True)
+@record
 class Pad2d(Operator):
     """Input: x [N, C, H, W].
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, float64, need
+from .operator import Operator, float64, need, record
 
 
-@dataclass(frozen=True)
+@record
 class PartialMeans(Operator):
     """Input: x [N, H, W, C]. Output: [N, parts, 1, C], of boxes row after row; those at the ends are cut off.
 

@@ -6,14 +6,13 @@ computed; kernels may ask for constants. Every operator with 8-bit outputs ends 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
 from ..types import INTEGER_RANGES
-from .operator import Operator, Shape, Value, axis_in, float64, is_float, need
+from .operator import Operator, Shape, Value, axis_in, float64, is_float, need, record
 
 #: The types of 8 bits, which quantized layers read and make.
 EIGHT_BITS = ("int8", "uint8")
@@ -57,7 +56,7 @@ def check_parameter(name: str, value: Value | None, dtype: str, *shapes: Shape) 
         raise InputError(f"{name}: expected {wanted}, found {list(value.shape)}")
 
 
-@dataclass(frozen=True)
+@record
 class _Scaled(Operator):
     """What quantizing and dequantizing have in common.
 
@@ -101,7 +100,7 @@ class _Scaled(Operator):
         return parameter.reshape((-1, *[1] * (len(shape) - axis - 1)))
 
 
-@dataclass(frozen=True)
+@record
 class QuantizeLinear(_Scaled):
     """q = saturate(round_half_even(x / scale) + zero_point), divided in float32.
 
@@ -139,7 +138,7 @@ class QuantizeLinear(_Scaled):
         return _as_small_float(v, self.dtype, self.saturate)
 
 
-@dataclass(frozen=True)
+@record
 class DequantizeLinear(_Scaled):
     """x = (q - zero_point) * scale, in float32.
 
@@ -167,7 +166,7 @@ class DequantizeLinear(_Scaled):
             return steps * float64(self.spread(np.asarray(scale), q.shape))
 
 
-@dataclass(frozen=True)
+@record
 class DynamicQuantizeLinear(Operator):
     """q, scale and zero_point of x, floats, by the range of its numbers and 0; integers are uint8.
 
@@ -192,7 +191,7 @@ class DynamicQuantizeLinear(Operator):
             return saturated(x / scale, zero, "uint8", None, None), float64(scale), zero
 
 
-@dataclass(frozen=True)
+@record
 class Lookup(Operator):
     """y = table[q], the function of a number of 8 bits: table[i] belongs to the number of the bits i.
 
@@ -215,7 +214,7 @@ class Lookup(Operator):
         return np.asarray(table)[np.ascontiguousarray(q).view(np.uint8)]
 
 
-@dataclass(frozen=True)
+@record
 class Integers(Operator):
     """Base of the layers whose sums are integers: see :meth:`finished`.
 

@@ -15,7 +15,6 @@ which stands for 0.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -23,7 +22,7 @@ import numpy as np
 from ..errors import InputError
 from .channels_last import TO_FIRST, TO_LAST, reordered
 from .conv2d import Conv2d
-from .operator import Value, need
+from .operator import Value, need, record
 from .quantized import EIGHT_BITS, Integers, Lookup, check_parameter, exact
 from .windows import Padding, Pair, padded, windows
 
@@ -31,7 +30,7 @@ from .windows import Padding, Pair, padded, windows
 TABLE = 10
 
 
-@dataclass(frozen=True)
+@record
 class QuantizedConv2d(Integers):
     """Inputs, of which those from scale on may be None:
 
@@ -113,7 +112,7 @@ class QuantizedConv2d(Integers):
         return math.prod(inputs[1].shape[1:])
 
 
-@dataclass(frozen=True)
+@record
 class QuantizedConv2dNhwc(QuantizedConv2d):
     """The same over x [N, H, W, C]; the output and the residual are [N, OH, OW, K], the weight stays.
 

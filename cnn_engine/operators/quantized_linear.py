@@ -9,19 +9,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
 from .matmul import Matmul
-from .operator import Value, broadcast, need
+from .operator import Value, broadcast, need, record
 from .quantized import EIGHT_BITS, Integers, check_parameter, exact
 from .quantized_conv2d import padded_inputs
 
 
-@dataclass(frozen=True)
+@record
 class QuantizedLinear(Integers):
     """Inputs, of which those from scale on may be None:
 
@@ -75,7 +74,7 @@ class QuantizedLinear(Integers):
         return inputs[1].shape[1]
 
 
-@dataclass(frozen=True)
+@record
 class QuantizedMatmul(Integers):
     """The product of a [..., I, F] and b [..., F, J] by NumPy's rules, both computed.
 

@@ -7,18 +7,17 @@ Every operation in between is rounded to float32 by itself: no fused multiply-ad
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, Shape, Value, axis_in, broadcast, need
+from .operator import Operator, Shape, Value, axis_in, broadcast, need, record
 from .quantized import EIGHT_BITS, check_parameter, check_range, exact, saturated
 from .quantized_conv2d import padded_inputs, scaled
 
 
-@dataclass(frozen=True)
+@record
 class _EightBits(Operator):
     """Base of the records.
 
@@ -45,7 +44,7 @@ class _EightBits(Operator):
         return saturated(v, zero, self.dtype, self.low, self.high)
 
 
-@dataclass(frozen=True)
+@record
 class QuantizedAdd(_EightBits):
     """v = float32(a - a_zero) * a_scale + float32(b - b_zero) * b_scale, rounded as y.
 
@@ -71,7 +70,7 @@ class QuantizedAdd(_EightBits):
             return self.rounded(scaled(a, a_scale, a_zero) + scaled(b, b_scale, b_zero), y_zero)
 
 
-@dataclass(frozen=True)
+@record
 class QuantizedMul(_EightBits):
     """v = float32((a - a_zero) * (b - b_zero)) * scale, rounded as y.
 
@@ -97,7 +96,7 @@ class QuantizedMul(_EightBits):
             return self.rounded(product * np.float32(np.reshape(scale, ())), y_zero)
 
 
-@dataclass(frozen=True)
+@record
 class QuantizedMean(_EightBits):
     """v = float32(sum of (x - x_zero)) * scale, rounded as y.
 

@@ -7,18 +7,17 @@ ONNX's operators are a linear layer for all steps at once and one of these recor
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, Value, check_types, float64, need
+from .operator import Operator, Value, check_types, float64, need, record
 from .quantized import DynamicQuantizeLinear
 from .unary import Sigmoid, Tanh, Unary
 
 
-@dataclass(frozen=True)
+@record
 class Recurrent(Operator):
     """Base of the records.
 
@@ -140,7 +139,7 @@ def checked_lengths(lengths: np.ndarray | None, steps: int, batch: int) -> np.nd
     return lengths
 
 
-@dataclass(frozen=True)
+@record
 class Rnn(Recurrent):
     """h' = f(x + R h)."""
 
@@ -152,7 +151,7 @@ class Rnn(Recurrent):
         return (self.apply(direction, 0, x + h @ weight.T),)
 
 
-@dataclass(frozen=True)
+@record
 class Gru(Recurrent):
     """Gates z, r, n: h' = (1 - z) * n + z * h with n = g(x_n + R_n (r * h)).
 
@@ -177,7 +176,7 @@ class Gru(Recurrent):
         return ((1 - z) * n + z * h,)
 
 
-@dataclass(frozen=True)
+@record
 class Lstm(Recurrent):
     """Gates i, o, f, c: c' = f * c + i * g, h' = o * h(c'); peepholes, in the order i, o, f, add p * c.
 
@@ -201,7 +200,7 @@ class Lstm(Recurrent):
         return o * self.functions[direction][2].reference(c), c
 
 
-@dataclass(frozen=True)
+@record
 class DynamicLstm(Lstm):
     """An LSTM whose states are rounded to 8 bits, by the range of a step's, before they are multiplied."""
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, axis_in, check_types, float64, need
+from .operator import Operator, axis_in, check_types, float64, need, record
 
 
-@dataclass(frozen=True)
+@record
 class Reduce(Operator):
     """Input: x of any shape.
 
@@ -66,7 +65,7 @@ def _limits(x: np.ndarray) -> tuple[object, object]:
     return limits.min, limits.max
 
 
-@dataclass(frozen=True)
+@record
 class ReduceSum(Reduce):
     """The sum."""
 
@@ -77,7 +76,7 @@ class ReduceSum(Reduce):
         return x.sum(axis=axes, keepdims=True)
 
 
-@dataclass(frozen=True)
+@record
 class ReduceMean(Reduce):
     """The mean; of integers, cut off towards 0."""
 
@@ -89,7 +88,7 @@ class ReduceMean(Reduce):
         return x.sum(axis=axes, keepdims=True) / np.float64(count)
 
 
-@dataclass(frozen=True)
+@record
 class ReduceMax(Reduce):
     """The maximum; NaN wins; the least number of all where there is nothing. Booleans too."""
 
@@ -103,7 +102,7 @@ class ReduceMax(Reduce):
         return x.max(axis=axes, keepdims=True, initial=_limits(x)[0])
 
 
-@dataclass(frozen=True)
+@record
 class ReduceMin(Reduce):
     """The minimum; NaN wins; the greatest number of all where there is nothing. Booleans too."""
 
@@ -127,7 +126,7 @@ def _numbers_or_booleans(op: Reduce, inputs):
     return ((shape, "bool"),)
 
 
-@dataclass(frozen=True)
+@record
 class ReduceProd(Reduce):
     """The product."""
 
@@ -138,7 +137,7 @@ class ReduceProd(Reduce):
         return x.prod(axis=axes, keepdims=True)
 
 
-@dataclass(frozen=True)
+@record
 class ReduceL1(Reduce):
     """The sum of absolute values."""
 
@@ -149,7 +148,7 @@ class ReduceL1(Reduce):
         return np.abs(x).sum(axis=axes, keepdims=True)
 
 
-@dataclass(frozen=True)
+@record
 class ReduceL2(Reduce):
     """The root of the sum of squares."""
 
@@ -160,7 +159,7 @@ class ReduceL2(Reduce):
         return np.sqrt(np.square(x).sum(axis=axes, keepdims=True))
 
 
-@dataclass(frozen=True)
+@record
 class ReduceSumSquare(Reduce):
     """The sum of squares."""
 
@@ -171,7 +170,7 @@ class ReduceSumSquare(Reduce):
         return np.square(x).sum(axis=axes, keepdims=True)
 
 
-@dataclass(frozen=True)
+@record
 class ReduceLogSum(Reduce):
     """The logarithm of the sum."""
 
@@ -182,7 +181,7 @@ class ReduceLogSum(Reduce):
         return np.log(x.sum(axis=axes, keepdims=True))
 
 
-@dataclass(frozen=True)
+@record
 class ReduceLogSumExp(Reduce):
     """The logarithm of the sum of exponentials, without overflow."""
 
@@ -195,7 +194,7 @@ class ReduceLogSumExp(Reduce):
         return np.log(np.exp(x - top).sum(axis=axes, keepdims=True)) + top
 
 
-@dataclass(frozen=True)
+@record
 class ArgMax(Operator):
     """Position of the maximum along one dimension; output int64.
 
@@ -232,7 +231,7 @@ class ArgMax(Operator):
         return np.asarray(x.argmax(axis=self.axis))
 
 
-@dataclass(frozen=True)
+@record
 class ArgMin(ArgMax):
     """Position of the minimum along one dimension; output int64."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..locks import cached_property
-from .operator import Operator, Value, output_value
+from .operator import Operator, Value, output_value, record
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Part:
     outputs: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Region(Operator):
     """Nodes that one kernel runs, with names of their own: equal blocks of a network have equal regions.
 

@@ -7,14 +7,13 @@ time.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, check_types, float64, need
+from .operator import Operator, check_types, float64, need, record
 
 COORDINATES = (
     "half_pixel",
@@ -34,7 +33,7 @@ SIMPLE = "simple"
 TIE = 1e-6
 
 
-@dataclass(frozen=True)
+@record
 class Resize(Operator):
     """Input: x of any shape.
 

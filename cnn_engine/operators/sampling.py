@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, check_types, float64, need
+from .operator import Operator, check_types, float64, need, record
 from .windows import Padding, Pair, output_sizes
 
 _CUBIC_A = -0.75
@@ -39,7 +38,7 @@ def _cubic(t: np.ndarray) -> list[np.ndarray]:
     return [outer(t + 1), inner(t), inner(1 - t), outer(2 - t)]
 
 
-@dataclass(frozen=True)
+@record
 class GridSample(Operator):
     """x read at the positions of a grid. Inputs: x [N, C, D1..Dr], grid [N, O1..Or, r] in x's float type.
 
@@ -170,7 +169,7 @@ def _bilinear(
     return parts
 
 
-@dataclass(frozen=True)
+@record
 class RoiAlign(Operator):
     """Regions of images pooled into a grid, read between the pixels.
 
@@ -269,7 +268,7 @@ class RoiAlign(Operator):
         return 4 * max(self.sampling_ratio, 1) ** 2
 
 
-@dataclass(frozen=True)
+@record
 class DeformConv(Operator):
     """A convolution whose taps are moved by offsets, and multiplied by a mask, at every output pixel.
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, Shape, axis_in, broadcast, need, same_dtype
+from .operator import Operator, Shape, axis_in, broadcast, need, record, same_dtype
 
 
-@dataclass(frozen=True)
+@record
 class Reshape(Operator):
     """The elements of x in row-major order under another shape.
 
@@ -63,7 +62,7 @@ class Reshape(Operator):
         return np.asarray(x).reshape(self.resolved(x.shape))
 
 
-@dataclass(frozen=True)
+@record
 class Transpose(Operator):
     """x with its dimensions in another order.
 
@@ -87,7 +86,7 @@ class Transpose(Operator):
         return np.asarray(x).transpose(self.perm)
 
 
-@dataclass(frozen=True)
+@record
 class Expand(Operator):
     """x repeated along dimensions of size 1, by NumPy's rules of broadcasting.
 
@@ -108,7 +107,7 @@ class Expand(Operator):
         return np.broadcast_to(np.asarray(x), broadcast(x.shape, self.shape))
 
 
-@dataclass(frozen=True)
+@record
 class Range(Operator):
     """Numbers at equal distances, of no input.
 
@@ -134,7 +133,7 @@ class Range(Operator):
         return (self.start + np.arange(self.count) * self.step).astype(self.dtype)
 
 
-@dataclass(frozen=True)
+@record
 class Tile(Operator):
     """x written several times along each dimension.
 
@@ -159,7 +158,7 @@ class Tile(Operator):
         return np.tile(np.asarray(x), self.repeats)
 
 
-@dataclass(frozen=True)
+@record
 class Concat(Operator):
     """Any number of inputs of one type, one after another.
 
@@ -193,7 +192,7 @@ class Concat(Operator):
         return np.concatenate(arrays, axis=self.axis)
 
 
-@dataclass(frozen=True)
+@record
 class Split(Operator):
     """x cut into pieces; one output a piece.
 
@@ -224,7 +223,7 @@ class Split(Operator):
         return pieces if len(pieces) > 1 else pieces[0]
 
 
-@dataclass(frozen=True)
+@record
 class Slice(Operator):
     """Every step-th element from start to before end, along some dimensions.
 
@@ -289,7 +288,7 @@ class Slice(Operator):
         return x
 
 
-@dataclass(frozen=True)
+@record
 class DepthToSpace(Operator):
     """x [N, B * B * C, H, W] -> [N, C, H * B, W * B].
 
@@ -327,7 +326,7 @@ class DepthToSpace(Operator):
         return blocks.reshape(n, c // b**2, h * b, w * b)
 
 
-@dataclass(frozen=True)
+@record
 class SpaceToDepth(Operator):
     """x [N, C, H * B, W * B] -> [N, B * B * C, H, W]; channels come out as [B, B, C].
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, axis_in, check_types, float64, need
+from .operator import Operator, axis_in, check_types, float64, need, record
 
 
 def _complex(x: np.ndarray) -> np.ndarray:
@@ -25,7 +24,7 @@ def _check_parts(x) -> None:
         raise InputError(f"expected real or complex numbers [..., 1 or 2], found {list(x.shape)}")
 
 
-@dataclass(frozen=True)
+@record
 class Dft(Operator):
     """The discrete Fourier transform. Input: x [..., 1 or 2]: real, or real and imaginary parts.
 
@@ -85,7 +84,7 @@ class Dft(Operator):
         return max(1, self._length(inputs[0].shape))
 
 
-@dataclass(frozen=True)
+@record
 class Stft(Operator):
     """The transforms of a signal's frames. Inputs: x [N, L, 1 or 2]; window [length] or None.
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from .operator import Operator, axis_in, float64, need
+from .operator import Operator, axis_in, float64, need, record
 
 
-@dataclass(frozen=True)
+@record
 class Softmax(Operator):
     """Input: x of any shape; a row along ``axis`` with NaN or +inf comes out NaN."""
 
@@ -37,7 +36,7 @@ class Softmax(Operator):
         return inputs[0].shape[self.axis]
 
 
-@dataclass(frozen=True)
+@record
 class LogSoftmax(Softmax):
     """x - max - log(sum of exp(x - max)) along ``axis``."""
 

@@ -6,16 +6,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, check_types, float64, need
+from .operator import Operator, check_types, float64, need, record
 
 
-@dataclass(frozen=True)
+@record
 class Unary(Operator):
     """Input: x of any shape; floats, unless the function says otherwise.
 
@@ -69,7 +68,7 @@ def erf(x: np.ndarray) -> np.ndarray:
     return np.asarray(np.frompyfunc(math.erf, 1, 1)(x), np.float64)
 
 
-@dataclass(frozen=True)
+@record
 class Relu(Unary):
     """max(x, 0); NaN stays NaN."""
 
@@ -80,7 +79,7 @@ class Relu(Unary):
         return np.maximum(x, x.dtype.type(0))
 
 
-@dataclass(frozen=True)
+@record
 class Affine(Unary):
     """alpha * x + beta."""
 
@@ -92,7 +91,7 @@ class Affine(Unary):
         return self.alpha * x + self.beta
 
 
-@dataclass(frozen=True)
+@record
 class LeakyRelu(Unary):
     """x, or alpha * x below 0."""
 
@@ -103,7 +102,7 @@ class LeakyRelu(Unary):
         return np.where(x < 0, self.alpha * x, x)
 
 
-@dataclass(frozen=True)
+@record
 class ThresholdedRelu(Unary):
     """x above alpha, else 0."""
 
@@ -114,7 +113,7 @@ class ThresholdedRelu(Unary):
         return np.where(x > self.alpha, x, 0.0)
 
 
-@dataclass(frozen=True)
+@record
 class Elu(Unary):
     """x, or alpha * (exp(x) - 1) below 0."""
 
@@ -125,7 +124,7 @@ class Elu(Unary):
         return np.where(x < 0, self.alpha * np.expm1(x), x)
 
 
-@dataclass(frozen=True)
+@record
 class Selu(Unary):
     """beta * x, or beta * alpha * (exp(x) - 1) below 0; beta is ONNX's gamma."""
 
@@ -137,7 +136,7 @@ class Selu(Unary):
         return self.beta * np.where(x < 0, self.alpha * np.expm1(x), x)
 
 
-@dataclass(frozen=True)
+@record
 class Celu(Unary):
     """x, or alpha * (exp(x / alpha) - 1) below 0."""
 
@@ -148,7 +147,7 @@ class Celu(Unary):
         return np.maximum(x, 0.0) + np.minimum(0.0, self.alpha * np.expm1(x / self.alpha))
 
 
-@dataclass(frozen=True)
+@record
 class Sigmoid(Unary):
     """1 / (1 + exp(-x))."""
 
@@ -158,7 +157,7 @@ class Sigmoid(Unary):
         return sigmoid(x)
 
 
-@dataclass(frozen=True)
+@record
 class HardSigmoid(Unary):
     """alpha * x + beta, held between 0 and 1."""
 
@@ -170,7 +169,7 @@ class HardSigmoid(Unary):
         return np.clip(self.alpha * x + self.beta, 0.0, 1.0)
 
 
-@dataclass(frozen=True)
+@record
 class HardSwish(Unary):
     """x * (x / 6 + 1/2 held between 0 and 1)."""
 
@@ -180,7 +179,7 @@ class HardSwish(Unary):
         return x * np.clip(x / 6 + 0.5, 0.0, 1.0)
 
 
-@dataclass(frozen=True)
+@record
 class Swish(Unary):
     """x * sigmoid(alpha * x)."""
 
@@ -191,7 +190,7 @@ class Swish(Unary):
         return x * sigmoid(self.alpha * x)
 
 
-@dataclass(frozen=True)
+@record
 class Mish(Unary):
     """x * tanh(log(1 + exp(x)))."""
 
@@ -201,7 +200,7 @@ class Mish(Unary):
         return x * np.tanh(softplus(x))
 
 
-@dataclass(frozen=True)
+@record
 class Gelu(Unary):
     """x * Phi(x), Phi the normal distribution's; or its approximation by tanh.
 
@@ -222,7 +221,7 @@ class Gelu(Unary):
         return 0.5 * x * (1 + erf(x / math.sqrt(2)))
 
 
-@dataclass(frozen=True)
+@record
 class Clip(Unary):
     """x held between alpha (the lowest) and beta (the highest); NaN stays NaN.
 
@@ -255,7 +254,7 @@ class Clip(Unary):
         return np.minimum(np.maximum(x, self.alpha), self.beta)
 
 
-@dataclass(frozen=True)
+@record
 class Shrink(Unary):
     """x - beta above alpha, x + beta below -alpha, else 0; alpha is ONNX's lambd."""
 
@@ -270,7 +269,7 @@ class Shrink(Unary):
         return moved.astype(x.dtype)
 
 
-@dataclass(frozen=True)
+@record
 class Tanh(Unary):
     """The hyperbolic tangent."""
 
@@ -280,7 +279,7 @@ class Tanh(Unary):
         return np.tanh(x)
 
 
-@dataclass(frozen=True)
+@record
 class ScaledTanh(Unary):
     """alpha * tanh(beta * x)."""
 
@@ -292,7 +291,7 @@ class ScaledTanh(Unary):
         return self.alpha * np.tanh(self.beta * x)
 
 
-@dataclass(frozen=True)
+@record
 class Erf(Unary):
     """The error function."""
 
@@ -302,7 +301,7 @@ class Erf(Unary):
         return erf(x)
 
 
-@dataclass(frozen=True)
+@record
 class Softplus(Unary):
     """log(1 + exp(x))."""
 
@@ -312,7 +311,7 @@ class Softplus(Unary):
         return softplus(x)
 
 
-@dataclass(frozen=True)
+@record
 class Softsign(Unary):
     """x / (1 + |x|)."""
 
@@ -322,7 +321,7 @@ class Softsign(Unary):
         return x / (1 + np.abs(x))
 
 
-@dataclass(frozen=True)
+@record
 class Sqrt(Unary):
     """The square root; NaN below 0."""
 
@@ -332,7 +331,7 @@ class Sqrt(Unary):
         return np.sqrt(x)
 
 
-@dataclass(frozen=True)
+@record
 class Exp(Unary):
     """e to the x."""
 
@@ -342,7 +341,7 @@ class Exp(Unary):
         return np.exp(x)
 
 
-@dataclass(frozen=True)
+@record
 class Log(Unary):
     """The natural logarithm."""
 
@@ -352,7 +351,7 @@ class Log(Unary):
         return np.log(x)
 
 
-@dataclass(frozen=True)
+@record
 class Abs(Unary):
     """|x|."""
 
@@ -363,7 +362,7 @@ class Abs(Unary):
         return np.abs(x)
 
 
-@dataclass(frozen=True)
+@record
 class Neg(Unary):
     """-x."""
 
@@ -374,7 +373,7 @@ class Neg(Unary):
         return np.negative(x)
 
 
-@dataclass(frozen=True)
+@record
 class Reciprocal(Unary):
     """1 / x."""
 
@@ -384,7 +383,7 @@ class Reciprocal(Unary):
         return 1.0 / x
 
 
-@dataclass(frozen=True)
+@record
 class Floor(Unary):
     """The largest whole number up to x."""
 
@@ -394,7 +393,7 @@ class Floor(Unary):
         return np.floor(x)
 
 
-@dataclass(frozen=True)
+@record
 class Ceil(Unary):
     """The smallest whole number from x."""
 
@@ -404,7 +403,7 @@ class Ceil(Unary):
         return np.ceil(x)
 
 
-@dataclass(frozen=True)
+@record
 class Round(Unary):
     """The nearest whole number; halves go to the even one."""
 
@@ -414,7 +413,7 @@ class Round(Unary):
         return np.rint(x)
 
 
-@dataclass(frozen=True)
+@record
 class Sign(Unary):
     """-1, 0 or 1."""
 
@@ -425,7 +424,7 @@ class Sign(Unary):
         return np.sign(x)
 
 
-@dataclass(frozen=True)
+@record
 class Sin(Unary):
     """The sine."""
 
@@ -435,7 +434,7 @@ class Sin(Unary):
         return np.sin(x)
 
 
-@dataclass(frozen=True)
+@record
 class Cos(Unary):
     """The cosine."""
 
@@ -445,7 +444,7 @@ class Cos(Unary):
         return np.cos(x)
 
 
-@dataclass(frozen=True)
+@record
 class Tan(Unary):
     """The tangent."""
 
@@ -455,7 +454,7 @@ class Tan(Unary):
         return np.tan(x)
 
 
-@dataclass(frozen=True)
+@record
 class Asin(Unary):
     """The inverse of the sine."""
 
@@ -465,7 +464,7 @@ class Asin(Unary):
         return np.arcsin(x)
 
 
-@dataclass(frozen=True)
+@record
 class Acos(Unary):
     """The inverse of the cosine."""
 
@@ -475,7 +474,7 @@ class Acos(Unary):
         return np.arccos(x)
 
 
-@dataclass(frozen=True)
+@record
 class Atan(Unary):
     """The inverse of the tangent."""
 
@@ -485,7 +484,7 @@ class Atan(Unary):
         return np.arctan(x)
 
 
-@dataclass(frozen=True)
+@record
 class Sinh(Unary):
     """The hyperbolic sine."""
 
@@ -495,7 +494,7 @@ class Sinh(Unary):
         return np.sinh(x)
 
 
-@dataclass(frozen=True)
+@record
 class Cosh(Unary):
     """The hyperbolic cosine."""
 
@@ -505,7 +504,7 @@ class Cosh(Unary):
         return np.cosh(x)
 
 
-@dataclass(frozen=True)
+@record
 class Asinh(Unary):
     """The inverse of the hyperbolic sine."""
 
@@ -515,7 +514,7 @@ class Asinh(Unary):
         return np.arcsinh(x)
 
 
-@dataclass(frozen=True)
+@record
 class Acosh(Unary):
     """The inverse of the hyperbolic cosine."""
 
@@ -525,7 +524,7 @@ class Acosh(Unary):
         return np.arccosh(x)
 
 
-@dataclass(frozen=True)
+@record
 class Atanh(Unary):
     """The inverse of the hyperbolic tangent."""
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..errors import InputError
-from .operator import Operator, broadcast, float64, need, same_dtype
+from .operator import Operator, broadcast, float64, need, record, same_dtype
 
 
-@dataclass(frozen=True)
+@record
 class Where(Operator):
     """Inputs: condition (bool), a, b of one type."""
 
