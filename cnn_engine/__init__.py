@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import CnnEngineError, DeviceError, InputError, UnsupportedError
 from .graph.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh
-from .graph.onnx import load
 from .workload import Dataset, Workload, register
 
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from .classify import Classifier
     from .engine.engine import Engine
     from .engine.saved import load_engine
+    from .graph.onnx import load
     from .kernels import Kernel
     from .vision.viewer import Detector, detect
 
@@ -54,13 +54,14 @@ __all__ = [
     "register",
 ]
 
-#: What needs the compiled kernels, imported when first asked for: describing and training networks does not.
-_COMPILED = {
+#: What is imported when first asked for: describing and training networks needs no kernels and no ONNX.
+_ON_REQUEST = {
     "Classifier": ".classify",
     "Detector": ".vision.viewer",
     "detect": ".vision.viewer",
     "Engine": ".engine.engine",
     "Kernel": ".kernels",
+    "load": ".graph.onnx",
     "load_engine": ".engine.saved",
     "ops": ".ops",
     "quantize": ".quantize",
@@ -68,8 +69,8 @@ _COMPILED = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _COMPILED:
-        module = importlib.import_module(_COMPILED[name], __name__)
+    if name in _ON_REQUEST:
+        module = importlib.import_module(_ON_REQUEST[name], __name__)
         return getattr(module, name, module)
     if name == "_cpu":
         try:

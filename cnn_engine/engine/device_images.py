@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .. import _cpu
 from ..devices import Buffer
 from ..errors import expected
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from .plan_runner import Plans
 
 

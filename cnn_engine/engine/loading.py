@@ -11,7 +11,6 @@ import numpy as np
 
 from .. import workload
 from ..errors import InputError, expected
-from ..graph import onnx
 from ..graph.graph import Graph
 from ..graph.model import Model
 from ..graph.network import Network
@@ -28,6 +27,8 @@ def find(
     if isinstance(network, str) and not network.endswith(".onnx"):
         network = workload.get(network)
     if isinstance(network, (str, os.PathLike, bytes)) or hasattr(network, "SerializeToString"):
+        from ..graph import onnx  # whose converters an engine that was saved does without
+
         network = onnx.load(network, input_shape=input_shape, constants=constants)
     else:
         for name, given in (("input_shape", input_shape), ("constants", constants)):

@@ -31,7 +31,7 @@ KEPT_BYTES = 256 << 20
 CLOSED = "engine: expected an open engine, found a closed one"
 
 #: Bytes of the steps of plans that share memory, all of them together; and of one step, about.
-KEPT_STEP_BYTES, STEP_BYTES = 16 << 20, 4 << 10
+KEPT_STEP_BYTES, STEP_BYTES = 16 << 20, 1280
 
 #: Kinds of calls that are remembered: a plan without memory of its own still costs some kilobytes.
 KEPT_SHELVES = 512

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from .. import _cpu as compiled
@@ -26,12 +27,10 @@ class _Native:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(compiled, name)
-        if name.endswith(_OF_SHAPES):
-            found = _deferring(found)
-        setattr(self, name, found)
-        return found
+        return _deferring(found) if name.endswith(_OF_SHAPES) else found
 
 
+@cache
 def _deferring(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
         for argument in arguments:

@@ -12,7 +12,9 @@ from typing import Any
 from .. import kernels
 from ..errors import UnsupportedError, expected, not_one_of
 from .cuda.requirements import MMA_FLOAT16, TENSOR_CORES
-from .user.source import COMPUTES
+
+#: What kernels may round the operands of products to.
+COMPUTES = ("float32", "tf32", "float16", "bfloat16")
 
 #: Where data lives, by device; see docs/reference/variants.md.
 DATA_MODES = {

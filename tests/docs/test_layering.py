@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,3 +136,48 @@ def test_interrupts_are_imported_before_all_else():
     found = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
     assert ast.unparse(found[0]) == "from __future__ import annotations"
     assert ast.unparse(found[1]) == "from . import interrupts"
+
+
+def modules_after(code: str) -> set[str]:
+    """Returns the modules that a fresh process has after ``code``, without NumPy's and what these need."""
+    lines = (
+        "import sys, numpy",
+        "before = set(sys.modules)",
+        code,
+        "print(*set(sys.modules) - before)",
+    )
+    run = [sys.executable, "-c", "\n".join(lines)]
+    return set(subprocess.run(run, capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_the_package_brings_few_modules():
+    """What it costs to import it is felt at every start."""
+    found = modules_after("import cnn_engine")
+    own = {name for name in found if name.split(".")[0] == "cnn_engine"}
+    assert {name for name in own if ".operators." not in name} == {
+        "cnn_engine", "cnn_engine._cpu", "cnn_engine.errors", "cnn_engine.graph", "cnn_engine.graph.dims",
+        "cnn_engine.graph.graph", "cnn_engine.graph.mapped", "cnn_engine.graph.network",
+        "cnn_engine.interrupts", "cnn_engine.locks", "cnn_engine.operators", "cnn_engine.types", "cnn_engine.workload",
+    }  # fmt: skip
+    assert {name.split(".")[0] for name in found - own} <= sys.stdlib_module_names
+    assert not found & {"argparse", "json", "shutil", "subprocess", "tempfile", "unittest"}
+
+
+def test_an_engine_that_was_saved_needs_few_modules():
+    """Neither ONNX's converters nor what compiles, confines or caches kernels."""
+    found = modules_after(
+        "import cnn_engine; cnn_engine.load_engine; import cnn_engine.engine.engine"
+    )
+    unneeded = (
+        "graph.onnx",
+        "kernels.user",
+        "io.cache",
+        "io.sandbox",
+        "measure",
+        "report",
+        "vision",
+    )
+    assert not {
+        name for name in found if name.startswith(tuple(f"cnn_engine.{n}" for n in unneeded))
+    }
+    assert not found & {"argparse", "numpy.typing", "shutil", "subprocess", "tempfile"}

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ...errors import InputError, expected
 from ...io.files import read_bytes
+from ..select import COMPUTES
 from . import expressions
 from .contracts import CONTRACTS, Contract
 
@@ -28,8 +29,6 @@ from .contracts import CONTRACTS, Contract
 DEVICES = {".cu": "cuda", ".cpp": "cpu", ".cc": "cpu", ".cxx": "cpu"}
 
 DIRECTIVES = ("operator", "launch", "call", "workspace", "requires", "computes")
-
-COMPUTES = ("float32", "tf32", "float16", "bfloat16")
 
 #: Bytes of a file: no kernel is longer.
 MOST_BYTES = 2**20
