@@ -157,7 +157,8 @@ def test_the_package_brings_few_modules():
     assert {name for name in own if ".operators." not in name} == {
         "cnn_engine", "cnn_engine._cpu", "cnn_engine.errors", "cnn_engine.graph", "cnn_engine.graph.dims",
         "cnn_engine.graph.graph", "cnn_engine.graph.mapped", "cnn_engine.graph.network",
-        "cnn_engine.interrupts", "cnn_engine.locks", "cnn_engine.operators", "cnn_engine.types", "cnn_engine.workload",
+        "cnn_engine.interrupts", "cnn_engine.locks", "cnn_engine.operators", "cnn_engine.types",
+        "cnn_engine.workload",
     }  # fmt: skip
     assert {name.split(".")[0] for name in found - own} <= sys.stdlib_module_names
     assert not found & {"argparse", "json", "shutil", "subprocess", "tempfile", "unittest"}
