@@ -7,6 +7,7 @@ prepared as files of images are. Arrays on a device are never converted.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -23,13 +24,17 @@ def images_of(form: Form, network: Network | Model, given: Any) -> Any:
     """Returns ``given`` as an array that :func:`.arguments.images_of` can look at.
 
     Raises:
-        InputError: it is a list or an image that cannot be converted.
+        InputError: it is a list or an image that cannot be converted, or a path.
     """
     if len(form.inputs) != 1:
         return given
     (value,) = form.inputs
     if len(value.shape) != 4 or value.dtype not in ("float32", "uint8"):
         return as_array(value.name, given, value.dtype)
+    first = given[0] if isinstance(given, (list, tuple)) and given else given
+    if isinstance(first, (str, os.PathLike)):
+        wanted = "an array or images of Pillow's (cnn_engine.Classifier takes paths of photos)"
+        raise expected("images", wanted, repr(os.fspath(first)))
     if _are_pictures(given):
         return _pixels_of(network, given if isinstance(given, (list, tuple)) else [given])
     array = _host_array("images", given)

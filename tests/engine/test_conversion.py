@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import numpy as np
 import onnx_models
@@ -37,6 +38,12 @@ def test_lists_and_other_number_types_give_what_arrays_give(cifar10):
     assert cifar10.predict(halves).tobytes() == cifar10.predict(halves.astype(np.float32)).tobytes()
     nothing = cifar10.predict(np.zeros((0, 3, 32, 32)))
     assert nothing.shape == (0, 10)
+
+
+@pytest.mark.parametrize("given", ["photo.jpg", Path("photo.jpg"), ["photo.jpg", "other.jpg"]])
+def test_paths_belong_to_a_classifier(cifar10, given):
+    with pytest.raises(InputError, match=r"^images: .*Classifier takes paths.*found 'photo\.jpg'"):
+        cifar10.predict(given)
 
 
 def test_nan_and_infinity_stay_what_they_are(cifar10):
