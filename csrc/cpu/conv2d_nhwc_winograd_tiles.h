@@ -176,7 +176,7 @@ CNN_ENGINE_INLINE void input_tile(const float* const (&places)[S * S], int c, in
   for (int j = 0; j < S; ++j) {
     Vec<W> d[S], o[S];
 #pragma GCC unroll 6
-    for (int i = 0; i < S; ++i) d[i] = load_some<W>(places[i * S + j] + c, count);
+    for (int i = 0; i < S; ++i) d[i] = load_some<W>(places[j * S + i] + c, count);
     input_transform(d, o);
 #pragma GCC unroll 6
     for (int i = 0; i < S; ++i) half[i][j] = o[i];
@@ -270,36 +270,41 @@ void make_u(const float (&g)[S][3], const float* weights, int channels, float* u
   }
 }
 
-// l(x) and e(x) of window_bound.h, of the places of a tile, columns from `first` on.
+// Places of a tile that are measured together: two sums of each fit the registers.
+template <int S>
+constexpr int measured_together() {
+  const int registers = kRegisters * 3 / 8, most = kWide < registers ? kWide : registers;
+  int count = 2 * S;
+  while (count > most || 2 * S % count != 0) --count;
+  return count;
+}
+
+// TileSums of the places of a tile, columns from `first` on.
 template <int S>
 void measure_places(const float* const (&places)[S * S], int channels, int first,
-                    float (&sizes)[S][S], float (&squares)[S][S]) {
-  constexpr int W = kWide;
-  const int columns = S - first, count = S * columns;
-  for (int from = 0; from < count; from += W) {
+                    TileSums<S>& sums) {
+  constexpr int W = kWide, N = measured_together<S>();
+  for (int from = first * S; from < S * S; from += N) {
     Vec<W> size[W] = {}, square[W] = {};
-    const int some = count - from < W ? count - from : W;
-    for (int i = 0; i < some; ++i) {
-      const float* x = places[(from + i) / columns * S + first + (from + i) % columns];
-      Vec<W> l{}, e{};
-      for (int c = 0; c < channels; c += W) {
-        const Vec<W> value = load_some<W>(x + c, channels - c);
-        l += absolute(value);
-        e += value * value;
+    const float* const* x = places + from;
+    const auto add = [&](int c, int some) __attribute__((always_inline)) {
+#pragma GCC unroll 12
+      for (int i = 0; i < N; ++i) {
+        const Vec<W> value = load_some<W>(x[i] + c, some);
+        size[i] += absolute(value);
+        square[i] += value * value;
       }
-      size[i] = l;
-      square[i] = e;
-    }
+    };
+    int c = 0;
+    for (; c + W <= channels; c += W) add(c, W);
+    if (c < channels) add(c, channels - c);
     const Vec<W> l = lane_sums<W>(size), e = lane_sums<W>(square);
-    for (int i = 0; i < some; ++i) {
-      const int row = (from + i) / columns, column = first + (from + i) % columns;
-      sizes[row][column] = l[i];
-      squares[row][column] = e[i];
-    }
+    __builtin_memcpy(sums.sizes + from, &l, N * sizeof(float));
+    __builtin_memcpy(sums.squares + from, &e, N * sizeof(float));
   }
 }
 
-// The inputs of tile `index` of all images: `nothing` outside the image.
+// The inputs of tile `index` of all images, by columns: `nothing` outside the image.
 template <int M>
 void find_places(const Winograd& call, const Conv2dShape& p, const WinogradShape& shape,
                  std::int64_t index, const float* nothing,
@@ -314,7 +319,7 @@ void find_places(const Winograd& call, const Conv2dShape& p, const WinogradShape
       const int y = top + i, x = left + j;
       const bool inside = y >= 0 && y < p.h && x >= 0 && x < p.w;
       const std::int64_t place = (n * p.h + y) * p.w + x;
-      places[i * S + j] = inside ? call.input + place * call.pitches.x : nothing;
+      places[j * S + i] = inside ? call.input + place * call.pitches.x : nothing;
     }
   }
 }
@@ -331,7 +336,7 @@ bool write_tiles(const Winograd& call, const Conv2dShape& p, const WinogradShape
   // From the end of some channels to those that follow.
   const std::int64_t apart = is_few ? S * S * kFewStep - kFewChannels : 0;
   const float* places[S * S];
-  float sizes[S][S], squares[S][S];
+  TileSums<S> sums;
   bool any = false;
   for (int t = 0; t < (is_few ? kFewTiles : count); ++t) {
     if (t < count) {
@@ -339,18 +344,16 @@ bool write_tiles(const Winograd& call, const Conv2dShape& p, const WinogradShape
       const int tile = static_cast<int>((first + t) % shape.area);
       // The tile before has the first columns.
       const bool beside = t > 0 && tile % shape.tiles_x > 0;
-      for (int i = 0; i < S && beside; ++i) {
-        for (int j = 0; j < 2; ++j) {
-          sizes[i][j] = sizes[i][M + j];
-          squares[i][j] = squares[i][M + j];
-        }
+      if (beside) {
+        __builtin_memcpy(sums.sizes, sums.sizes + M * S, 2 * S * sizeof(float));
+        __builtin_memcpy(sums.squares, sums.squares + M * S, 2 * S * sizeof(float));
       }
-      measure_places<S>(places, p.c, beside ? 2 : 0, sizes, squares);
+      measure_places<S>(places, p.c, beside ? 2 : 0, sums);
       int rows = p.out_h() - tile / shape.tiles_x * M;
       int columns = p.out_w() - tile % shape.tiles_x * M;
       if (rows > M) rows = M;
       if (columns > M) columns = M;
-      direct[t] = outside_bound<M, 3>(bound, sizes, squares, rows, columns);
+      direct[t] = outside_bound<M, 3>(bound, sums, rows, columns);
       any |= __builtin_popcount(direct[t]) < rows * columns;
     } else {
       for (const float*& place : places) place = nothing;
@@ -407,7 +410,7 @@ template <int S>
 bool write_window(const float* const* places, int channels, bool taps_first, float* to) {
   std::uint32_t any = 0;  // bits, but for the sign
   for (int tap = 0; tap < 9; ++tap) {
-    const float* from = places[tap / 3 * S + tap % 3];
+    const float* from = places[tap % 3 * S + tap / 3];
     for (int c = 0; c < channels; ++c) {
       std::uint32_t bits;
       __builtin_memcpy(&bits, from + c, sizeof bits);
@@ -438,7 +441,7 @@ void write_direct(const Winograd& call, const Conv2dShape& p, const WinogradShap
     const int top = tile / shape.tiles_x * M, left = tile % shape.tiles_x * M;
     for (int i = 0; i < M * M; ++i) {
       if (!(direct[t] >> i & 1)) continue;
-      const float* const* window = places + i / M * S + i % M;
+      const float* const* window = places + i % M * S + i / M;
       const bool any = write_window<S>(window, p.c, !shape.makes_u, outputs.window());
       outputs.add((n * out_h + top + i / M) * out_w + left + i % M, any);
     }

@@ -76,38 +76,52 @@ CNN_ENGINE_INLINE auto is_inside(const WindowBound& bound, V held, V window, V t
   return (rest > 0.0f) & (rest * rest > bound.spread * window + kLeastSquare);
 }
 
-// Outputs of a tile of MxM that are not to be Winograd's, a bit each, by rows. `sizes` and
-// `squares` are l(x) and e(x) of the tile's places; of its outputs, `rows` by `columns` count.
+// l(x) and e(x) of the places of a tile, by columns, and what vectors read past them.
+template <int S>
+struct TileSums {
+  float sizes[S * S + 4] = {}, squares[S * S + 4] = {};
+};
+
+// Outputs of a tile of MxM that are not to be Winograd's, a bit each, by rows; of its outputs,
+// `rows` by `columns` count. Lanes are rows.
 template <int M, int R>
-inline unsigned outside_bound(const WindowBound& bound, const float (&sizes)[M + R - 1][M + R - 1],
-                              const float (&squares)[M + R - 1][M + R - 1], int rows, int columns) {
-  constexpr int S = M + R - 1;
-  float energy = 0;
-  for (int i = 0; i < S; ++i) {
-    for (int j = 0; j < S; ++j) energy += squares[i][j];
+inline unsigned outside_bound(const WindowBound& bound, const TileSums<M + R - 1>& sums, int rows,
+                              int columns) {
+  constexpr int S = M + R - 1, L = 4;
+  static_assert(M <= L && S * S % L == 0);
+  Vec<L> all{}, energies{};
+#pragma GCC unroll 9
+  for (int i = 0; i < S * S; i += L) {
+    all += load<L>(sums.sizes + i);
+    energies += load<L>(sums.squares + i);
   }
-  float size = 0;
-  for (int i = 0; i < S; ++i) {
-    for (int j = 0; j < S; ++j) size += sizes[i][j];
+  if (all[0] + all[1] + all[2] + all[3] == 0.0f) return 0;  // zeros alone: exact
+  const float energy = (energies[0] + energies[1]) + (energies[2] + energies[3]);
+  const Vec<L> tile = splat<L>(std::sqrt(bound.tile * energy));
+  Vec<L> parts[S];
+#pragma GCC unroll 6
+  for (int j = 0; j < S; ++j) {
+    parts[j] = load<L>(sums.squares + j * S);
+#pragma GCC unroll 3
+    for (int r = 1; r < R; ++r) parts[j] += load<L>(sums.squares + j * S + r);
   }
-  if (size == 0.0f) return 0;  // zeros alone: exact
-  const float tile = std::sqrt(bound.tile * energy);
-  unsigned found = 0;
-  for (int i = 0; i < rows; ++i) {
-    float held[M] = {}, part[M] = {};
-    for (int r = 0; r < R; ++r) {
-      for (int s = 0; s < R; ++s) {
-        for (int j = 0; j < M; ++j) {
-          held[j] += bound.taps[r * R + s] * sizes[i + r][j + s];
-          part[j] += squares[i + r][j + s];
-        }
+  IntVec<L> found{};
+#pragma GCC unroll 4
+  for (int j = 0; j < M; ++j) {
+    Vec<L> held{}, part{};
+#pragma GCC unroll 3
+    for (int s = 0; s < R; ++s) {
+#pragma GCC unroll 3
+      for (int r = 0; r < R; ++r) {
+        held += bound.taps[r * R + s] * load<L>(sums.sizes + (j + s) * S + r);
       }
+      part += parts[j + s];
     }
-    for (int j = 0; j < columns; ++j) {
-      found |= unsigned{!is_inside(bound, held[j], part[j], tile)} << (i * M + j);
-    }
+    if (j < columns) found |= ~is_inside(bound, held, part, tile) & (1 << j);
   }
-  return found;
+  unsigned outside = 0;
+  for (int i = 0; i < rows; ++i) outside |= static_cast<unsigned>(found[i]) << (i * M);
+  return outside;
 }
 
 }  // namespace
