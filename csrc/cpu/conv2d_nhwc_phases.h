@@ -214,11 +214,15 @@ inline void measure_phase_row(const float* image, const Conv2dShape& p, const Ph
       square[j] += e[j];
     }
   }
+  for (int i = 0; i < shape.width; ++i) squares[i] += squares[shape.width + i];
+  // Tiles share half of their places with the next.
+  static_assert(kPhaseSide == 2 * kPhaseOutputs && kPhaseOutputs == 3);
+  float half = (squares[0] + squares[1]) + squares[2];
   for (int t = 0; t < shape.tiles; ++t) {
-    for (int i = 0; i < kPhaseSide; ++i) {
-      const int place = t * kPhaseOutputs + i;
-      tile[t] += squares[place] + squares[shape.width + place];
-    }
+    const float* next = squares + (t + 1) * kPhaseOutputs;
+    tile[t] = half;
+    half = (next[0] + next[1]) + next[2];
+    tile[t] += half;
   }
 }
 
@@ -242,10 +246,11 @@ inline void write_phase_direct(const Winograd& call, const Conv2dShape& p, const
       }
       for (int t = 0; t < shape.tiles; ++t) energy[t] += sums.tiles[row * shape.tiles + t];
     }
+    for (int t = 0; t < shape.tiles; ++t) energy[t] = std::sqrt(bound.tile * energy[t]);
     for (int j = 0; j < out_w; ++j) {
       const float tile = energy[j / kPhaseOutputs];
       if (tile == 0.0f) continue;  // zeros alone: exact
-      if (is_inside(bound, held[j], part[j], std::sqrt(bound.tile * tile))) continue;
+      if (is_inside(bound, held[j], part[j], tile)) continue;
       const int top = 2 * (first + i) - p.pad_top, left = 2 * j - p.pad_left;
       float* to = outputs.window();
       bool any = false;
