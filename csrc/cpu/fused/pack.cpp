@@ -67,7 +67,8 @@ std::unique_ptr<Buffer> pack_winograd(const ConvStep& s, const float* weight) {
 namespace {
 
 // Calls put(block's first place, place, channel in the block, channels of the block, value) for
-// every weight of a convolution whose places are (tap, c) with `c_pitch` of c.
+// every weight of a convolution whose places are (tap, c) with `c_pitch` of c, and (c, tap) of a
+// planar image.
 template <typename Put>
 void for_each_direct(const ConvStep& s, const float* weight, int c_pitch, const Put& put) {
   const std::size_t taps = std::size_t(s.r) * s.s;
@@ -76,7 +77,7 @@ void for_each_direct(const ConvStep& s, const float* weight, int c_pitch, const 
     for (int k = first; k < first + channels && k < s.k; ++k) {
       for (int c = 0; c < s.c; ++c) {
         for (std::size_t tap = 0; tap < taps; ++tap) {
-          put(start, tap * c_pitch + c, k - first, channels,
+          put(start, s.planar ? c * taps + tap : tap * c_pitch + c, k - first, channels,
               weight[(std::size_t(k) * s.c + c) * taps + tap]);
         }
       }

@@ -257,8 +257,7 @@ class Builder {
     s.bound = op.bound;
     s.sums_pitch = sums_pitch(op);
     s.b_offset = round_up(s.p_offset + part, std::size_t{16});
-    const std::size_t terms = std::size_t(s.r) * s.s * s.c;
-    need_scratch(s.b_offset + s.measured() + kDirectWindows * terms);
+    need_scratch(s.b_offset + s.measured());
     s.weight = keep(pack_winograd(s, layer.weight));
     s.direct = keep(pack_direct(s, layer.weight));
   }

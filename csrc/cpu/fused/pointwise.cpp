@@ -116,11 +116,17 @@ void to_planar(const void* image, const Pixels& pixels, const PlanarLayout& p, f
   for (int c = 0; c < p.c; ++c) {
     for (int y = begin; y < end; ++y) {
       const std::size_t from = (std::size_t(c) * p.h + y) * p.w;
-      float* to = out + (std::size_t(c) * p.rows + y + p.top) * 4 * p.pitch + p.margin;
+      const std::size_t row = std::size_t(c) * p.rows + y + p.top;
+      float* to = out + row * 4 * p.pitch + p.margin;
+      float* plain = out + p.plain() + row * p.plain_pitch() + p.left;
       if (pixels.is_uint8) {
-        planar_row(static_cast<const std::uint8_t*>(image) + from, pixels, p.w, p.pitch, to);
+        const auto* values = static_cast<const std::uint8_t*>(image) + from;
+        planar_row(values, pixels, p.w, p.pitch, to);
+        for (int x = 0; x < p.w; ++x) plain[x] = values[x] * pixels.scale + pixels.offset;
       } else {
-        planar_row(static_cast<const float*>(image) + from, p.w, p.pitch, to);
+        const auto* values = static_cast<const float*>(image) + from;
+        planar_row(values, p.w, p.pitch, to);
+        __builtin_memcpy(plain, values, p.w * sizeof(float));
       }
     }
   }

@@ -34,7 +34,8 @@ constexpr int kBefore = 3;
 // by column modulo 4, so that SIMD lanes hold the same place of neighbouring tiles, 4 columns
 // apart. Pixel (y, x) is at row y + top, phase x % 4, place x / 4 + margin; the rest is zero. After
 // it lie the pixels' sums over channels of |x| and of x^2, see sums_at: [2, rows, sums_step,
-// sums_pitch], columns (padding included) dealt out by `sums_step`.
+// sums_pitch], columns (padding included) dealt out by `sums_step`; then the image as it is, its
+// padding included: [c, rows, plain_pitch].
 struct PlanarLayout {
   int c = 0, h = 0, w = 0;
   int pitch = 0;
@@ -43,7 +44,9 @@ struct PlanarLayout {
   int sums_step = 1, sums_pitch = 0;
 
   CNN_ENGINE_INLINE std::size_t plane() const { return std::size_t(rows) * 4 * pitch; }
-  CNN_ENGINE_INLINE std::size_t size() const { return c * plane() + 2 * squares(); }
+  CNN_ENGINE_INLINE std::size_t size() const { return plain() + c * rows * plain_pitch(); }
+  CNN_ENGINE_INLINE std::size_t plain() const { return c * plane() + 2 * squares(); }
+  CNN_ENGINE_INLINE std::size_t plain_pitch() const { return std::size_t(w) + 2 * left; }
   // Of row `row`, padding included: the first column's |x|; x^2 is squares() further.
   CNN_ENGINE_INLINE std::size_t sums_at(int row) const {
     return c * plane() + std::size_t(row) * sums_step * sums_pitch + kBefore;
@@ -65,8 +68,8 @@ struct TileBound {
   float columns[kBefore + 8][16];
 };
 
-// Windows that are computed directly together, beside Winograd's tiles.
-constexpr int kDirectWindows = 16;
+// Outputs that are computed directly together, beside Winograd's tiles.
+constexpr int kDirectOutputs = 64;
 // Rows of tiles that are transformed together, of tiles of rows.
 constexpr int kRowsTogether = 8;
 

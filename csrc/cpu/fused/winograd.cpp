@@ -292,7 +292,7 @@ void multiply_planar(const ConvStep& s, const float* v, int channel, float* out,
 // What window_bound.h asks of the rows of tiles that one call comes to, and what it leaves out.
 // Lanes are the outputs of a row, pooled ones where there is a pool; what lanes past the last tile
 // hold does not count. Outputs that are left out wait until there are enough to share the reading
-// of weights.
+// of weights; their windows are read where they lie.
 template <int MH, int MW, int R, bool pool>
 class Measured {
  public:
@@ -304,7 +304,7 @@ class Measured {
         out_(out),
         rows_(scratch + s.b_offset),
         sizes_(rows_ + 3 * AH * s.sums_pitch + kBefore),
-        patches_(scratch + s.b_offset + s.measured()),
+        runs_(s),
         begin_(begin),
         next_(begin * MH) {
     if (!s.planar) {
@@ -325,8 +325,9 @@ class Measured {
 
  private:
   static constexpr int W = kWide;
-  static constexpr int step = pool ? 2 : 1;  // of outputs and, in what is measured, of columns
-  static constexpr int span = R + step - 1;  // of an output's window
+  static constexpr int step = pool ? 2 : 1;    // of outputs and, in what is measured, of columns
+  static constexpr int windows = step * step;  // of an output
+  static constexpr int span = R + step - 1;    // of all its windows
 
   float* row(int y) const { return rows_ + y % AH * 3 * s_.sums_pitch; }
 
@@ -455,35 +456,9 @@ class Measured {
     for (int j = 0; j < W && first + j < s_.out.w; ++j) {
       for (int i = 0; i < MH / step; ++i) {
         if ((rows[j] >> i & 1) == 0 || top + i >= s_.out.h) continue;
-        write_patch((top + i) * step, (first + j) * step);
+        windows_[count_] = in_ + runs_.at((top + i) * step, (first + j) * step);
         places_[count_++] = s_.out.at(top + i, first + j);
-        if (count_ * step * step == kDirectWindows) flush();
-      }
-    }
-  }
-
-  // [span][span][c]
-  void write_patch(int y, int x) const {
-    const int row = span * s_.c;
-    float* to = patches_ + count_ * span * row;
-    if (!s_.planar) {
-      const Layout& p = s_.in;
-      for (int i = 0; i < span; ++i) {
-        const float* from = in_ + (std::size_t(y + i) * p.cols + x) * p.pitch;
-        for (int j = 0; j < span; ++j, from += p.pitch, to += s_.c) {
-          __builtin_memcpy(to, from, s_.c * sizeof(float));
-        }
-      }
-      return;
-    }
-    const PlanarLayout& p = s_.image;
-    const std::size_t pitch = std::size_t{4} * p.pitch;
-    for (int j = 0; j < span; ++j) {
-      const int at = x + j + 4 * p.margin - p.left;
-      const float* from = in_ + y * pitch + std::size_t(at % 4) * p.pitch + at / 4;
-      for (int c = 0; c < s_.c; ++c, ++to, from += p.plane()) {
-#pragma GCC unroll 6
-        for (int i = 0; i < span; ++i) to[i * row] = from[i * pitch];
+        if (count_ == kDirectOutputs) flush();
       }
     }
   }
@@ -501,64 +476,116 @@ class Measured {
     }
   }
 
-  // Of channels from `k`, in vectors of `L`. A few windows more take no longer: they are not
-  // stored.
+  // Of channels from `k`, in vectors of `L`: three narrow ones are a wide one and a narrow one
+  // where the CPU has both (multiply.h).
   template <int L, int B>
   void compute_block(const float* u, int k) {
-    constexpr int windows = pool ? 4 : 1;
-    const std::size_t row = std::size_t{span} * s_.c, patch = row * span;
-    const auto some = [&](auto size, int first) {
-      constexpr int T = decltype(size)::value;
-      const float* from[T];
-      for (int t = 0; t < T; ++t) {
-        const int window = (first + t) % windows;
-        from[t] = patches_ + (first + t) / windows * patch + window / 2 * row + window % 2 * s_.c;
-      }
-      Vec<L> acc[T][B] = {};
-      const float* w = u;
-      for (int r = 0; r < R; ++r) {
-        for (int c = 0; c < R * s_.c; ++c, w += B * L) {
-          Vec<L> weights[B];
-#pragma GCC unroll 4
-          for (int b = 0; b < B; ++b) weights[b] = load<L>(w + b * L);
+    constexpr bool is_mixed = B == 3 && L == kNarrow && kWide == 2 * kNarrow;
+    constexpr int A = is_mixed ? kWide : L, N = is_mixed ? 1 : B;
+    int first = 0;
+    const auto some = [&](auto size) {
+      compute_windows<A, N, is_mixed, decltype(size)::value>(u, k, first);
+      first += decltype(size)::value / windows;
+    };
+    while (kRegisters == 32 && (count_ - first) * windows > 4) {
+      some(std::integral_constant<int, 8>());
+    }
+    while (first < count_) some(std::integral_constant<int, 4>());
+  }
+
+  // T windows from the output `first` on, past the last of which the last is read again. Blocks are
+  // N vectors of A channels and, where it `has_rest`, a narrow one.
+  template <int A, int N, bool has_rest, int T>
+  [[gnu::noinline]] void compute_windows(const float* w, int k, int first) {
+    constexpr int block = N * A + (has_rest ? kNarrow : 0);
+    const float* from[T];
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) {
+      const int output = first + t / windows, window = t % windows;
+      from[t] = windows_[output < count_ ? output : count_ - 1] + window / 2 * runs_.row +
+                window % 2 * runs_.column;
+    }
+    Vec<A> acc[T][N] = {};
+    Vec<kNarrow> rest[T] = {};
+    for (int i = 0; i < runs_.outer; ++i) {
+      for (int j = 0; j < runs_.inner; ++j) {
+        const std::ptrdiff_t begin = i * runs_.outer_step + j * runs_.inner_step;
+        for (std::ptrdiff_t c = begin; c < begin + runs_.length; ++c, w += block) {
+          Vec<A> weights[N];
+#pragma GCC unroll 3
+          for (int b = 0; b < N; ++b) weights[b] = load<A>(w + b * A);
 #pragma GCC unroll 8
           for (int t = 0; t < T; ++t) {
-            const float value = from[t][r * row + c];
-#pragma GCC unroll 4
-            for (int b = 0; b < B; ++b) acc[t][b] += weights[b] * value;
+            Vec<A> value = splat<A>(from[t][c]);
+            if constexpr (has_rest) {
+              keep(value);
+              Vec<kNarrow> half;
+              __builtin_memcpy(&half, &value, sizeof half);
+              rest[t] += load<kNarrow>(w + N * A) * half;
+            }
+#pragma GCC unroll 3
+            for (int b = 0; b < N; ++b) acc[t][b] += weights[b] * value;
           }
         }
       }
-#pragma GCC unroll 8
-      for (int t = 0; t < T; t += windows) {
-        if (first + t >= count_ * windows) break;
-        float* to = out_ + places_[(first + t) / windows] + k;
-        for (int b = 0; b < B; ++b) {
-          Vec<L> value = acc[t][b];
-          for (int a = 1; a < windows; ++a) value = maximum(value, acc[t + a][b]);
-          value += load<L>(s_.bias + k + b * L);
-          store<L>(to + b * L, activated<L>(s_.activation, value));
-        }
-      }
-    };
-    const int count = count_ * windows;
-    int first = 0;
-    for (; kRegisters == 32 && count - first > 4; first += 8) {
-      some(std::integral_constant<int, 8>(), first);
     }
-    for (; first < count; first += 4) some(std::integral_constant<int, 4>(), first);
+#pragma GCC unroll 8
+    for (int t = 0; t < T; t += windows) {
+      if (first + t / windows >= count_) break;
+      float* to = out_ + places_[first + t / windows] + k;
+#pragma GCC unroll 3
+      for (int b = 0; b < N; ++b) {
+        Vec<A> value = acc[t][b];
+        for (int a = 1; a < windows; ++a) value = maximum(value, acc[t + a][b]);
+        value += load<A>(s_.bias + k + b * A);
+        store<A>(to + b * A, activated<A>(s_.activation, value));
+      }
+      if constexpr (has_rest) {
+        Vec<kNarrow> value = rest[t];
+        for (int a = 1; a < windows; ++a) value = maximum(value, rest[t + a]);
+        value += load<kNarrow>(s_.bias + k + N * A);
+        store<kNarrow>(to + N * A, activated<kNarrow>(s_.activation, value));
+      }
+    }
   }
+
+  // What of the input a window is: outer x inner runs of `length` numbers side by side, in the
+  // order of pack_direct's weights.
+  struct Runs {
+    std::ptrdiff_t row, column;  // between two windows, below and beside each other
+    std::ptrdiff_t outer_step, inner_step;
+    int outer, inner, length;
+    std::size_t first;
+
+    explicit Runs(const ConvStep& s) {
+      if (s.planar) {
+        row = inner_step = s.image.plain_pitch();
+        column = 1;
+        outer_step = row * s.image.rows;
+        outer = s.c, inner = R, length = R;
+        first = s.image.plain();
+        return;
+      }
+      row = outer_step = std::ptrdiff_t{s.in.cols} * s.in.pitch;
+      column = inner_step = s.in.pitch;
+      const bool is_dense = s.in.pitch == s.c;
+      outer = R, inner = is_dense ? 1 : R, length = is_dense ? R * s.c : s.c;
+      first = 0;
+    }
+    std::size_t at(int y, int x) const { return first + y * row + x * column; }
+  };
 
   const ConvStep& s_;
   const float* in_;
   float* out_;
-  float* rows_;     // [AH] of what measure() sums up
-  float* sizes_;    // [2, step] l(x) of a row's pixels, and e(x)
-  float* patches_;  // that wait
-  std::size_t places_[kDirectWindows];
-  int count_ = 0;  // of them
-  int begin_;      // row of tiles
-  int next_;       // row to measure
+  float* rows_;   // [AH] of what measure() sums up
+  float* sizes_;  // [2, step] l(x) of a row's pixels, and e(x)
+  const Runs runs_;
+  const float* windows_[kDirectOutputs];  // of outputs that wait: the first
+  std::size_t places_[kDirectOutputs];    // where they go
+  int count_ = 0;                         // of them
+  int begin_;                             // row of tiles
+  int next_;                              // row to measure
 };
 
 // Computes those outputs of some rows of tiles again that are not to be Winograd's.
