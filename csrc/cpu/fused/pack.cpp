@@ -19,6 +19,11 @@ void for_each_block(int pitch, int lanes, const Place& place) {
   }
 }
 
+// Of four input channels' weights for multiply_20(), where that of channel c for filter k is.
+std::size_t place_of_20(int c, int k) {
+  return k < 16 ? c * 16 + k : 64 + (k - 16 + 4 - c) % 4 * 4 + c;
+}
+
 }  // namespace
 
 std::unique_ptr<Buffer> pack_winograd(const ConvStep& s, const float* weight) {
@@ -36,6 +41,7 @@ std::unique_ptr<Buffer> pack_winograd(const ConvStep& s, const float* weight) {
   float* block = packed->data();
   std::vector<double> half(rows * s.s);
   const auto pack_block = [&](int first, int channels) {
+    const bool is_20 = s.ends_in_20 && first + channels == s.k_pitch;
     for (int k = first; k < first + channels && k < s.k; ++k) {
       for (int c = 0; c < s.c; ++c) {
         const float* g = weight + (std::size_t(k) * s.c + c) * s.r * s.s;
@@ -50,7 +56,9 @@ std::unique_ptr<Buffer> pack_winograd(const ConvStep& s, const float* weight) {
           double sum = 0;
           for (int x = 0; x < s.s; ++x) sum += half[f / columns * s.s + x] * gw[f % columns][x];
           const std::size_t place = s.planar ? c * frequencies + f : f * s.c + c;
-          block[place * channels + (k - first)] = static_cast<float>(sum);
+          const std::size_t to = is_20 ? (place - c % 4) * 20 + place_of_20(c % 4, k - first)
+                                       : place * channels + (k - first);
+          block[to] = static_cast<float>(sum);
         }
       }
     }

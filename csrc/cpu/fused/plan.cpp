@@ -234,6 +234,10 @@ class Builder {
     s.tiles_y = (op.conv_h + s.tile_h - 1) / s.tile_h;
     s.tiles_x = (op.conv_w + s.tile_w - 1) / s.tile_w;
     s.planar = first && planar();
+    // Vectors of 16 and of 8.
+    s.ends_in_20 = !s.planar && kernels_.wide == 2 * kernels_.narrow &&
+                   s.lanes == kernels_.narrow && s.k_pitch % (3 * s.lanes) == 0 &&
+                   s.k_pitch - s.k >= 4 && s.c % 4 == 0;
     s.image = planar_layout_;
     s.tile_lanes = planar_lanes_;
     s.tiles_pitch = s.planar ? round_up(s.tiles_x, planar_lanes_) : s.tiles_x;

@@ -89,8 +89,10 @@ struct ConvStep {
   // Winograd only: tiles of tile_h x tile_w outputs, tiles_y x tiles_x of them; 2 x 4 are tiles of
   // rows, whose columns are not transformed
   int tile_h, tile_w, tiles_y, tiles_x;
-  int group_rows;  // rows of tiles that are transformed together
-  bool planar;     // the input is `image`, not `in`
+  int group_rows;   // rows of tiles that are transformed together
+  bool ends_in_20;  // the last block, of three narrow vectors, has 20 channels or fewer, and is
+                    // packed for multiply_20()
+  bool planar;      // the input is `image`, not `in`
   PlanarLayout image;
   int tile_lanes;                // planar: SIMD lanes over tiles
   int tiles_pitch;               // tiles_x, planar rounded up to those lanes

@@ -639,6 +639,15 @@ void multiply_frequencies(const ConvStep& s, const float* v, const float* u, flo
   }
 }
 
+// The same for the last block where it has 20 channels.
+void multiply_frequencies_20(const ConvStep& s, const float* v, const float* u, float* m,
+                             int frequencies, int tiles) {
+  for (int f = 0; f < frequencies; ++f) {
+    multiply_20(v + f * s.v_pitch, s.v_channels, u + std::size_t(f) * s.c * 20, s.c,
+                m + f * s.m_pitch, s.k_pitch, tiles);
+  }
+}
+
 template <int MH, int MW, int R, int W>
 void run(const ConvStep& s, const float* in, float* out, float* scratch, int begin, int end) {
   constexpr int frequencies = (MH + R - 1) * (MW + R - 1);
@@ -659,6 +668,10 @@ void run(const ConvStep& s, const float* in, float* out, float* scratch, int beg
     const int tiles = rows * s.tiles_x;
     for (int k = 0; k < s.k_pitch;) {
       const int block = block_size((s.k_pitch - k) / W);
+      if (s.ends_in_20 && k + block * W == s.k_pitch) {
+        multiply_frequencies_20(s, v, u, m + k, frequencies, tiles);
+        break;
+      }
       if (block == 3) multiply_frequencies<W, 3>(s, v, u, m + k, frequencies, tiles);
       if (block == 2) multiply_frequencies<W, 2>(s, v, u, m + k, frequencies, tiles);
       if (block == 1) multiply_frequencies<W, 1>(s, v, u, m + k, frequencies, tiles);
