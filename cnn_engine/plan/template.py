@@ -41,6 +41,9 @@ WORTH_ONE, MOST_TEMPLATES = 3, 4
 #: Ways of running a node that are kept, of calls with symbols; those after them ask for calls at each size.
 MOST_FORMS = 8
 
+#: Outcomes of all decisions of which the forms are known at once.
+MOST_CANDIDATES = 64
+
 #: What kernels raise that take no symbols.
 _TAKES_NUMBERS = TypeError, ValueError, KeyError, AttributeError, IndexError, CnnEngineError
 
@@ -202,7 +205,7 @@ class Template:
         self._program = program
         self._threads = program.placement.threads
         self._expressions = _Expressions([symbol for symbol, _ in sizes.numbers])
-        names = {value.name for value in symbolic.inputs}
+        names = [value.name for value in symbolic.inputs]  # in the order of the caller's addresses
         self._slots = {name: name for name in names}
         for name, called in zip(placed.graph.outputs, placed.outputs, strict=True):
             self._slots[name] = called if called not in names else f"{called} (output)"
@@ -281,6 +284,8 @@ class Template:
     def _candidates_at(self, at: _Numbers) -> list[list[_Form] | None]:
         found = self._candidates.get(at.decisions)
         if found is None:
+            if len(self._candidates) >= MOST_CANDIDATES:
+                self._candidates.clear()
             found = self._candidates[at.decisions] = [
                 None
                 if forms is None

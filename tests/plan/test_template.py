@@ -93,6 +93,22 @@ def test_a_new_size_places_no_graph_and_plans_no_memory(learned, monkeypatch):
         np.testing.assert_array_equal(bits(found), bits(fixed.predict(images)))
 
 
+def test_many_inputs_are_bound_in_their_order():
+    """Each has a factor of its own, so that any exchange shows."""
+    names = [f"in{i}" for i in range(7)]
+    factors = {f"f{i}": np.float32(10**i) for i in range(7)}
+    nodes = [node("Mul", [name, f"f{i}"], [f"m{i}"]) for i, name in enumerate(names)]
+    nodes += [node("Sum", [f"m{i}" for i in range(7)], ["y"]), node("Relu", ["m3"], ["z"])]
+    inputs = [tensor(name, ["N", "W"]) for name in names]
+    proto = model(nodes, inputs, [tensor("y", None), tensor("z", None)], factors, opset=17)
+    with Engine(proto, device="cpu", threads=1) as engine:
+        for width in range(1, WORTH_ONE + 3):
+            given = {name: np.full((2, width), i, np.float32) for i, name in enumerate(names)}
+            found = engine.run(given)
+            np.testing.assert_array_equal(found["y"], np.full((2, width), 6543210, np.float32))
+            np.testing.assert_array_equal(found["z"], np.full((2, width), 3000, np.float32))
+
+
 def test_its_steps_cost_what_a_fixed_plans_do(learned):
     proto, engine = learned
     images = rng.normal(size=(1, 3, 16, 44)).astype(np.float32)
