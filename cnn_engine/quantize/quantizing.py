@@ -229,7 +229,8 @@ def quantize(
     Args:
         source: a path, a model's bytes or an ``onnx.ModelProto``.
         images: what the network is calibrated and measured on: [N, ...] of its input's type, such as
-            [N, C, H, W]; or name -> array of every input. Arrays give sizes that the file leaves open.
+            [N, C, H, W]; or name -> array of every input. Arrays give sizes that the file leaves open. Where
+            the batch is fixed, samples past the last whole batch are left out.
         labels: [N], the right classes, or None.
         constants: values of inputs that are settings, as :func:`cnn_engine.load` takes them.
         method: how ranges follow from what was seen: minmax, percentile, entropy or mse.
@@ -303,12 +304,16 @@ class _Work:
         self.model, self.settings, self.progress = FloatModel(source), settings, progress
         form, given = self._form(images, constants)
         arrays = self._by_name(form, images)
+        rows = {n: a for n, a in arrays.items() if n in form.rows and a.ndim}
+        count = max(map(len, rows.values()), default=1)
+        if labels is not None and np.shape(labels) != (count,):
+            raise expected("labels", f"{count} numbers", f"shape {list(np.shape(labels))}")
+        if not form.any_batch:  # whole passes
+            count = count // form.batch * form.batch or count
+            arrays |= {name: array[:count] for name, array in rows.items()}
         samples = model_inputs.samples(form, arrays, model_inputs.check(form, "images", arrays))
         self.images = len(samples)
-        if labels is not None and np.shape(labels) != (self.images,):
-            shape = list(np.shape(labels))
-            raise expected("labels", f"{self.images} numbers", f"shape {shape}")
-        self.labels = None if labels is None else np.asarray(labels)
+        self.labels = None if labels is None else np.asarray(labels)[: self.images]
         self.run = _Runner(samples, form, given, device)
         self.calibrate()
 
@@ -344,7 +349,7 @@ class _Work:
         if images.keys() != set(names):
             words = ", ".join(images) or "none"
             raise expected("images", f"the arrays {', '.join(names)}", words)
-        return {name: np.ascontiguousarray(images[name]) for name in names}
+        return {name: np.require(images[name], requirements="C") for name in names}
 
     def calibrate(self) -> None:
         """Sees what the float model's tensors hold, and takes their ranges."""

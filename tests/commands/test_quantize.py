@@ -252,6 +252,15 @@ def test_inputs_of_any_kind(tmp_path, capsys, rng, batch):
     for name, other in zip(("map", "y"), onnxruntime_outputs(two_inputs(batch), some), strict=True):
         noise = np.square(found[name] - other).mean() / np.square(other).mean()
         assert 0 < noise < 1e-3
+    odd = {name: array[:11] for name, array in arrays.items()}
+    if batch == "N":
+        assert cnn_engine.quantize(source, odd | {"scale": F32(0.5)}).images == 11
+    else:  # whole passes
+        assert cnn_engine.quantize(source, odd, constants={"scale": 0.5}).images == 10
+    with pytest.raises(
+        InputError, match=r"'more': .*expected a shape for \[(N|2), 5\], found \[\]"
+    ):
+        cnn_engine.quantize(source, odd | {"more": F32(0)}, constants={"scale": 0.5})
     np.savez(given, image=arrays["image"])
     assert command.main([*words, "--inputs", str(given)]) == 2
     error = capsys.readouterr().err.strip()
