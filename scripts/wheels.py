@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -208,19 +209,26 @@ def repaired(tools: str, wheel: Path, output: Path, machine: str) -> Path:
         SystemExit: they do.
     """
     path = os.pathsep.join([str(Path(tools).parent), os.environ.get("PATH", "")])
-    platform = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
     places = output / "new"
-    run(
-        tools, "-m", "auditwheel", "repair", "--plat", platform, "--wheel-dir", places, wheel,
+    run(  # without --plat, which takes this machine's platforms alone
+        tools, "-m", "auditwheel", "repair", "--wheel-dir", places, wheel,
         env={**os.environ, "PATH": path},
     )  # fmt: skip
     (found,) = places.iterdir()
+    if not runs_on(found.name, machine):
+        sys.exit(fail(f"expected a wheel for glibc {GLIBC} or older, found {found.name}"))
     target = output / found.name
     found.replace(target)
     places.rmdir()
     if unknown := output_of(tools, "-c", UNVERSIONED, target):
-        sys.exit(fail(f"{target.name}: expected symbols of {platform}, found {unknown}"))
+        sys.exit(fail(f"{target.name}: expected symbols of glibc {GLIBC}, found {unknown}"))
     return target
+
+
+def runs_on(name: str, machine: str) -> bool:
+    """Whether a wheel of this name runs on ``machine`` with glibc :data:`GLIBC`."""
+    needs = re.findall(rf"manylinux_2_(\d+)_{machine}\b", name)
+    return any(int(minor) <= int(GLIBC.split(".")[1]) for minor in needs)
 
 
 #: Prints what a module's name says of an interpreter, and the folder of its headers.

@@ -6,6 +6,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import wheels
 
@@ -29,6 +31,20 @@ def test_interpreters_that_do_not_run_hide_no_other(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path / 'shims'}::{tmp_path / 'bin'}")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert wheels.found_pythons() == [str(runs)]
+
+
+@pytest.mark.parametrize(
+    ("platform", "machine", "runs"),
+    [
+        ("manylinux_2_27_x86_64.manylinux_2_28_x86_64", "x86_64", True),
+        ("manylinux_2_28_aarch64", "aarch64", True),
+        ("manylinux_2_34_x86_64", "x86_64", False),
+        ("manylinux_2_17_x86_64.manylinux2014_x86_64", "aarch64", False),
+        ("linux_x86_64", "x86_64", False),
+    ],
+)
+def test_names_of_wheels_say_where_they_run(platform, machine, runs):
+    assert wheels.runs_on(f"cnn_engine-0.2.0-cp312-cp312-{platform}.whl", machine) is runs
 
 
 def test_another_machine_is_told_of_headers_and_of_names():
