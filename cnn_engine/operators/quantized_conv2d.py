@@ -2,6 +2,7 @@
 
     total[n,k,i,j] = bias[k] + sum over c,r,s of (x[n,c,...] - x_zero) * (w[k,c,r,s] - w_zero[k])   int32
     v = float32(total) * scale[k]                                                                    float32
+    v = float32(clip(round_half_even(v), *inner)) * inner_scale    where it is rounded before the residual
     v = v + float32(residual - residual_zero) * residual_scale     where there is a residual
     y = clip(round_half_even(v) + y_zero, low, high)
     y = table[y]                                                   where there is a table, by y's bits
@@ -23,11 +24,11 @@ from ..errors import InputError
 from .channels_last import TO_FIRST, TO_LAST, reordered
 from .conv2d import Conv2d
 from .operator import Value, need, record
-from .quantized import EIGHT_BITS, Integers, Lookup, check_parameter, exact
+from .quantized import EIGHT_BITS, Integers, Lookup, check_parameter, exact, saturated
 from .windows import Padding, Pair, padded, windows
 
-#: Where a convolution's table stands among its inputs.
-TABLE = 10
+#: Where a convolution's table and inner scale stand among its inputs.
+TABLE, INNER_SCALE = 10, 11
 
 
 @record
@@ -45,6 +46,7 @@ class QuantizedConv2d(Integers):
     8. residual_scale, one float32
     9. residual_zero, one number of the residual's type
     10. table [256], int8 or uint8, as of :class:`.quantized.Lookup`: a function of y
+    11. inner_scale, one float32; with a residual, where there is ``inner``
 
     Numbers that are absent are 0. Output [N, K, OH, OW] of ``dtype``, with a table of the table's type:
     :class:`.quantized.Integers` has what int32 and float32 are. A residual or a table needs 8 bits.
@@ -53,6 +55,7 @@ class QuantizedConv2d(Integers):
         stride, dilation: rows and columns.
         padding: x_zero above, on the left, below, on the right.
         groups: channels and filters are in so many groups that do not see each other.
+        inner: the least and the largest integer to which a sum is rounded before a residual is added.
     """
 
     kind: ClassVar[str] = "quantized_conv2d"
@@ -60,10 +63,13 @@ class QuantizedConv2d(Integers):
     padding: Padding = (0, 0, 0, 0)
     dilation: Pair = (1, 1)
     groups: int = 1
+    inner: tuple[int, int] | None = None
 
     def infer(self, inputs):
-        need(inputs, 2, 11)
-        x, weight, scale, bias, x_zero, w_zero, y_zero, *residual, table = padded_inputs(inputs, 11)
+        need(inputs, 2, 12)
+        x, weight, scale, bias, x_zero, w_zero, y_zero, *residual, table, inner = padded_inputs(
+            inputs, 12
+        )
         for name, value in (("input", x), ("weight", weight)):
             if value.dtype not in EIGHT_BITS:
                 raise InputError(f"{name}: expected int8 or uint8, found {value.dtype}")
@@ -77,6 +83,7 @@ class QuantizedConv2d(Integers):
         check_parameter("w_zero", w_zero, weight.dtype, (), (1,), filters)
         self.check_output(scale, y_zero)
         check_residual(residual, shape, self.dtype)
+        self._check_inner(inner, residual[0])
         if table is None:
             return ((shape, self.dtype),)
         if self.dtype not in EIGHT_BITS or table.dtype not in EIGHT_BITS or table.shape != (256,):
@@ -85,7 +92,9 @@ class QuantizedConv2d(Integers):
         return ((shape, table.dtype),)
 
     def reference(self, *arrays):
-        x, weight, scale, bias, x_zero, w_zero, y_zero, *residual, table = padded_inputs(arrays, 11)
+        x, weight, scale, bias, x_zero, w_zero, y_zero, *residual, table, inner = padded_inputs(
+            arrays, 12
+        )
         if w_zero is not None:
             w_zero = w_zero.reshape(-1, 1, 1, 1)
         weight = exact(weight, w_zero)
@@ -102,8 +111,26 @@ class QuantizedConv2d(Integers):
         if bias is not None:
             total = total + bias.reshape(-1, 1, 1)
         scale = None if scale is None else scale.reshape(-1, 1, 1)
-        y = self.finished(total, scale, y_zero, scaled(*residual))
+        if inner is None:
+            y = self.finished(total, scale, y_zero, scaled(*residual))
+        else:
+            rounded = Integers("float32").finished(total, scale, None)
+            rounded = saturated(rounded.astype(np.float32), None, "int16", *self.inner)
+            v = scaled(rounded, inner, None) + scaled(*residual)
+            zero = None if y_zero is None else y_zero.reshape(())
+            y = saturated(v, zero, self.dtype, self.low, self.high)
         return y if table is None else Lookup().reference(y, table)
+
+    def _check_inner(self, scale: Value | None, residual: Value | None) -> None:
+        if self.inner is None and scale is None:
+            return
+        if self.inner is None or scale is None or residual is None:
+            raise InputError(
+                "inner: expected a range, its scale and a residual, found some of them"
+            )
+        check_parameter("inner_scale", scale, "float32", (), (1,))
+        if not -255 <= self.inner[0] <= self.inner[1] <= 255:
+            raise InputError(f"inner: expected a range in -255 to 255, found {list(self.inner)}")
 
     def flops(self, inputs, outputs) -> int:
         return 2 * outputs[0].size * self.terms(inputs)
@@ -124,15 +151,15 @@ class QuantizedConv2dNhwc(QuantizedConv2d):
     planar: bool = False
 
     def infer(self, inputs):
-        need(inputs, 2, 11)
-        given = list(padded_inputs(inputs, 11))
+        need(inputs, 2, 12)
+        given = list(padded_inputs(inputs, 12))
         given[0] = given[0] if self.planar else reordered(given[0], TO_FIRST)
         given[7] = reordered(given[7], TO_FIRST)
         ((shape, dtype),) = super().infer(given)
         return ((tuple(shape[axis] for axis in TO_LAST), dtype),)
 
     def reference(self, *arrays):
-        given = list(padded_inputs(arrays, 11))
+        given = list(padded_inputs(arrays, 12))
         for place in (7,) if self.planar else (0, 7):
             if given[place] is not None:
                 given[place] = np.asarray(given[place]).transpose(TO_FIRST)

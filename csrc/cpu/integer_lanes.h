@@ -42,7 +42,10 @@ template <int W>
 CNN_ENGINE_INLINE Vec<W> scaled(IntVec<W> total, Vec<W> scale, IntVec<W> residual,
                                 const QuantizedTypes& types) {
   const Vec<W> added = as_floats<W>(residual - types.residual_zero) * types.residual_scale;
-  return scaled<W>(total, scale) + added;
+  const Vec<W> v = scaled<W>(total, scale);
+  if (types.inner_scale == 0) return v + added;
+  const IntVec<W> inner = to_integers<W>(v, 0, types.inner_low, types.inner_high);
+  return as_floats<W>(inner) * types.inner_scale + added;
 }
 
 // The same with the residual, or null, in memory.

@@ -188,11 +188,13 @@ std::int64_t integer_burst(std::int64_t rounds) {
 #else
   using V = IntVec<kWide>;
   V sums[8] = {}, weights{};
+  std::int32_t x = 0;
+  asm volatile("" : "+r"(x));
   for (std::int64_t i = 0; i < rounds; ++i) {
 #pragma GCC unroll 8
     for (V& sum : sums) {
       opaque(weights);
-      Integer::multiply_add(sum, weights, 0);
+      Integer::multiply_add(sum, weights, x);
     }
   }
   for (V& sum : sums) opaque(sum);

@@ -2,6 +2,8 @@
 //
 //   total[k] = bias[k] + sum over the window of (x - x_zero) * w[k]       int32, modulo 2^32
 //   v        = float(total[k]) * scale[k]                                 float32
+//   v        = float(clamp(round_half_even(v), inner_low, inner_high)) * inner_scale
+//                                                 with an inner scale: rounded before the residual
 //   v        = v + float(residual - residual_zero) * residual_scale       float32, with a residual
 //   y        = clamp(round_half_even(v) + y_zero, low, high)              int8 or uint8
 //   y        = table[y], by its bits                                      with a table
@@ -33,6 +35,9 @@ struct QuantizedTypes {
   ElementType residual;
   int residual_zero;
   float residual_scale;
+  float inner_scale = 0;  // 0: none
+  int inner_low = 0, inner_high = 0;
+  static constexpr int kOptionalMembers = 3;
 
   void validate() const {
     check("x", x, x_zero);

@@ -411,9 +411,11 @@ def exact(node: Node, graph, *arrays):
 
     For ``cnn_engine.graph.reference.reference``; what has no sums is computed by its own reference.
     """
-    op, given = node.op, [*arrays, *[None] * (11 - len(arrays))]
+    op, given = node.op, [*arrays, *[None] * (12 - len(arrays))]
     if op.kind == "quantized_conv2d":
-        x, w, scale, bias, x_zero, w_zero, y_zero, residual, r_scale, r_zero, table = given
+        x, w, scale, bias, x_zero, w_zero, y_zero, residual, r_scale, r_zero, table, inner_scale = (
+            given
+        )
         w = _whole(w, None if w_zero is None else w_zero.reshape(-1, 1, 1, 1))
         top, left, bottom, right = op.padding
         x = np.pad(_whole(x, x_zero), ((0, 0), (0, 0), (top, bottom), (left, right)))
@@ -425,6 +427,8 @@ def exact(node: Node, graph, *arrays):
             0 if bias is None else _whole(bias, None)[:, None, None]
         )
         v = total.astype(np.int32).astype(F32) * scale.reshape(-1, 1, 1)
+        if inner_scale is not None:
+            v = np.clip(np.rint(v.astype(np.float64)), *op.inner).astype(F32) * F32(inner_scale)
         if residual is not None:
             v = v + _whole(residual, r_zero).astype(F32) * F32(r_scale)
         y = _stored(op, v, y_zero)

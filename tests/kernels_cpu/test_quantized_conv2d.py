@@ -49,7 +49,7 @@ class Case:
         self.residual_type = pick("residual_type", None, *INTEGERS)
         if self.y_type in (np.float32, np.int32):
             self.residual_type = None
-        self.table = None
+        self.table = self.inner = None
         if self.y_type in INTEGERS and pick("table", False, False, True):
             self.table = numbers(rng, self.y_type, 256)
         self.planar = self.groups == 1 and self.c < 9 and pick("planar", False, True)
@@ -101,6 +101,10 @@ class Case:
         with np.errstate(all="ignore"):
             v = total.astype(np.float32) * self.scale
             if residual is not None:
+                if self.inner is not None:
+                    scale, low, high = self.inner
+                    whole = np.clip(np.nan_to_num(np.rint(v), nan=low), low, high)
+                    v = whole.astype(np.float32) * np.float32(scale)
                 steps = (residual.astype(np.int32) - residual_zero).astype(np.float32)
                 v = v + steps * np.float32(residual_scale)
             if self.y_type is np.float32:
@@ -129,11 +133,17 @@ class Case:
         if self.residual_type is not None:
             residual_type = self.residual_type
             residual = numbers(rng, residual_type, (*places, self.k))
+            if rng.integers(2):
+                self.inner = (
+                    float(rng.uniform(0, 2)),
+                    int(rng.integers(-255, 1)),
+                    int(rng.integers(0, 256)),
+                )
             residual_zero, residual_scale = zero_of(rng, residual_type), float(rng.uniform(0, 2))
             residual_kept, residual_there = at_the_end(columns(rng, residual, more[2]))
         types = _cpu.QuantizedTypes(
             INTEGERS[self.x_type], self.x_zero, OUTPUTS[self.y_type], self.y_zero, int(self.low),
-            int(self.high), INTEGERS[residual_type], residual_zero, residual_scale,
+            int(self.high), INTEGERS[residual_type], residual_zero, residual_scale, *(self.inner or ()),
         )  # fmt: skip
         largest = max(int(self.weight.max()), -1 - int(self.weight.min()), 0)
         packed = aligned(_cpu.quantized_conv2d_packed(shape, largest))

@@ -344,6 +344,27 @@ def test_a_convolution_looks_its_outputs_up(rng):
     assert kinds(graph) == ["quantized_conv2d", "lookup"]
 
 
+@pytest.mark.parametrize("order", [0, 1])
+def test_a_residual_is_added_after_rounding(rng, order):
+    """A whole residual block is one layer: scales are powers of 2, so that its integers are the file's."""
+    net = Built()
+    x, w = net.input("x", (2, 4, 6, 5), 0.0625), net.weight(int8(rng, 6, 4, 1, 1), 0.015625)
+    residual = net.input("r", (2, 6, 6, 5), 0.125, 130, "uint8")
+    relu = net(Relu(), net(Conv2d(), x, w))
+    branch = net.real(net.quantize(relu, 0.25, 7), 0.25, 7, "int8")
+    total = net(Clip(0.0, 20.0), net(Add(), *[branch, residual][:: 1 - 2 * order]))
+    y = net.real(net.quantize(total, 0.125, -9), 0.125, -9, "int8")
+    out = net.quantize(net(Mul(), y, y), 2.0, 4, "uint8")
+    graph = Graph("built", tuple(net.inputs), (out,), tuple(net.nodes), net.constants)
+    lowered = passes.lower_qdq(graph)
+    assert kinds(lowered) == ["quantized_conv2d"]
+    assert lowered.nodes[0].op.inner == (0, 120)
+    given = {"x": int8(rng, 2, 4, 6, 5), "r": int8(rng, 2, 6, 6, 5).view(np.uint8)}
+    wanted = reference(graph, given)[out]
+    assert np.unique(wanted).size > 9
+    assert np.array_equal(reference(lowered, given)[out], wanted)
+
+
 def test_what_moves_numbers_moves_integers(rng):
     net = Built()
     x = net.input("x", (2, 4, 6, 6))

@@ -23,11 +23,14 @@ from ..strided import MOST, repeated, row_major, walk
 
 #: Places of the inputs of quantized_conv2d; those of quantized_linear are the first seven.
 (
-    X, WEIGHT, SCALE, BIAS, X_ZERO, W_ZERO, Y_ZERO, RESIDUAL, RESIDUAL_SCALE, RESIDUAL_ZERO, TABLE
-) = range(11)  # fmt: skip
+    X, WEIGHT, SCALE, BIAS, X_ZERO, W_ZERO, Y_ZERO, RESIDUAL, RESIDUAL_SCALE, RESIDUAL_ZERO, TABLE,
+    INNER_SCALE,
+) = range(12)  # fmt: skip
 
 #: What is packed with the weights, or is a number of the call: constants.
-PACKED = (WEIGHT, SCALE, BIAS, X_ZERO, W_ZERO, Y_ZERO, RESIDUAL_SCALE, RESIDUAL_ZERO)
+PACKED = (
+    WEIGHT, SCALE, BIAS, X_ZERO, W_ZERO, Y_ZERO, RESIDUAL_SCALE, RESIDUAL_ZERO, INNER_SCALE
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ def _types(node: Node, graph: Graph) -> Any:
         low if op.low is None else op.low, high if op.high is None else op.high,
         _type("int8" if residual is None else graph.values[residual].dtype),
         _number(node, graph, RESIDUAL_ZERO), float(_number(node, graph, RESIDUAL_SCALE)),
+        float(_number(node, graph, INNER_SCALE)), *(getattr(op, "inner", None) or (0, 0)),
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from ..canonical.identities import drop_identities, merge_shapes
 from ..rewriting import Rewrites, absent, constant
 from .layers import lower_layers
 from .moves import hoist_quantizing, sink_dequantizing
+from .sums import fuse_sums
 from .tables import fuse_tables, tabulate
 
 _QUANTIZED: tuple[type[Operator], ...] = (
@@ -56,7 +57,7 @@ def lower_qdq(graph: Graph, refused: list[Note] | None = None) -> Graph:
     if refused is not None:
         refused += notes
     for rewrite in (
-        linear_rows, signed_weights, fuse_tables, fold_dequantized, drop_unused, merge_shapes
+        linear_rows, signed_weights, fuse_sums, fuse_tables, fold_dequantized, drop_unused, merge_shapes
     ):  # fmt: skip
         graph = rewrite(graph)
     return drop_identities(graph)

@@ -10,10 +10,10 @@ import numpy as np
 from ....operators.binary import Binary
 from ....operators.copy import Copy
 from ....operators.quantized import EIGHT_BITS, DequantizeLinear, Lookup
-from ....operators.quantized_conv2d import TABLE, QuantizedConv2d, padded_inputs
+from ....operators.quantized_conv2d import INNER_SCALE, TABLE, QuantizedConv2d, padded_inputs
 from ....operators.unary import Unary
 from ...graph import Graph, Node
-from ..rewriting import Rewrites, constant, covering, only_user
+from ..rewriting import Rewrites, absent, constant, covering, only_user
 from .tensors import dequantized, quantizes
 
 #: Nodes that are followed on the way from a result to what it is a function of.
@@ -51,10 +51,12 @@ def fuse_tables(graph: Graph) -> Graph:
         if table is None or table.dtype.name not in EIGHT_BITS:
             continue
         conv = graph.producers.get(node.inputs[0])
-        if conv is None or type(conv.op) is not QuantizedConv2d or len(conv.inputs) > TABLE:
+        if conv is None or type(conv.op) is not QuantizedConv2d or not absent(conv, TABLE):
             continue
         if only_user(graph, conv.outputs[0]) is node and rewrites.free(conv, node):
-            inputs = (*padded_inputs(conv.inputs, TABLE), node.inputs[1])
+            inputs = (
+                *padded_inputs(conv.inputs, TABLE)[:TABLE], node.inputs[1], *conv.inputs[INNER_SCALE:]
+            )  # fmt: skip
             covers = covering(conv, node)
             fused = replace(conv, inputs=inputs, outputs=node.outputs, covers=covers)
             rewrites.replace([conv, node], [fused], "its outputs are looked up as they are stored")
