@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from graphs import Builder
@@ -11,6 +13,7 @@ from onnx import helper
 from onnx_models import model, tensor
 
 from cnn_engine import Engine
+from cnn_engine.engine import plan_cache
 from cnn_engine.graph.compiled import decisions_of, numbers_of
 from cnn_engine.graph.dims import Dim, Evaluator, Guard, least, most
 from cnn_engine.graph.graph import Graph
@@ -179,3 +182,26 @@ def test_compiled_expressions_are_what_they_are_one_by_one(width, height):
     ]
     wanted = tuple(guard.holds(at) for guard in guards)
     assert decisions_of(symbols, guards)(height, width) == wanted
+
+
+def test_plans_of_sizes_keep_to_their_bytes_on_several_threads(learned, monkeypatch):
+    """The least recently used go first, and what comes out is what one thread gives."""
+    proto, _ = learned
+    images = [rng.normal(size=(1, 3, 16, width)).astype(np.float32) for width in range(20, 60)]
+    with Engine(proto, device="cpu", threads=1) as one:
+        wanted = [one.predict(image) for image in images]
+    with Engine(proto, device="cpu", threads=1) as engine:
+        engine.predict(images[0])
+        pool = engine._plans.pool
+        (shelf,) = pool._shelves.values()
+        monkeypatch.setattr(plan_cache, "KEPT_STEP_BYTES", 5 * shelf.nbytes)
+        with ThreadPoolExecutor(4) as threads:
+            for found, rows in zip(threads.map(engine.predict, images), wanted, strict=True):
+                np.testing.assert_array_equal(bits(found), bits(rows))
+        kept = sum(shelf.made * shelf.nbytes for shelf in pool._shelves.values())
+        assert kept <= 5 * shelf.nbytes
+        for image in (*images[:5], images[0], images[9]):
+            engine.predict(image)
+        widths = {dict(key[1].numbers)["W"] for key in pool._shelves}
+        assert {20, 29} <= widths
+        assert len(widths) <= 5
