@@ -272,7 +272,11 @@ def _main(arguments: list[str] | None) -> int:
         )
     checked = result.check is None or result.check.passed
     if drawing is not None and checked and not result.interrupted:
-        result.notes += [f"drawn: {drawing.draw(engine)}", f"drawn: {drawing.sight.stated}"]
+        try:
+            result.notes += [f"drawn: {drawing.draw(engine)}", f"drawn: {drawing.sight.stated}"]
+        except KeyboardInterrupt:  # what was measured is still written
+            result.interrupted = True
+            result.notes.append("drawn: not all pictures, for it was interrupted")
     limits = None
     if options.roofline is not None and result.layers:
         limits = roofline.measure(engine.threads, result.layers)

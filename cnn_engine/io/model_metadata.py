@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,6 +102,23 @@ def _ultralytics(name: str, metadata: Mapping[str, str], key: str) -> Any:
         return ast.literal_eval(text[:LARGEST_LITERAL])
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         raise expected(f"{name}: metadata {key}", "a list or a dictionary", text[:60]) from None
+
+
+def key_points_of(network: Any) -> int | None:
+    """Returns how many numbers of key points a box has, as Ultralytics' exporter writes; None: it has none.
+
+    Raises:
+        InputError: the file's metadata is at fault.
+    """
+    metadata = getattr(network, "metadata", {})
+    found = _ultralytics(network.name, metadata, "kpt_shape")
+    if found is None:
+        return None
+    if not isinstance(found, list | tuple) or not all(
+        type(one) is int and one > 0 for one in found
+    ):
+        raise expected(f"{network.name}: metadata kpt_shape", "[points, numbers of each]", found)
+    return math.prod(found)
 
 
 def _ultralytics_preprocess(name: str, metadata: Mapping[str, str]) -> Preprocess | None:

@@ -42,13 +42,12 @@ def draw(found: Found, photo: Any) -> Any:
         return _with_boxes(found, photo.copy())
     if isinstance(found, Restored):
         return Image.fromarray(found.pixels)
-    most = int(found.classes.max(initial=0)) + 1
+    numbers, places = np.unique(found.classes, return_inverse=True)
+    table = np.array([colour(int(number)) for number in numbers], np.float64)
+    colours = table[places.reshape(found.classes.shape)]
     # Class 0 is the background of most masks, and stays as the photo is.
-    table = np.array([(0, 0, 0), *(colour(number) for number in range(1, most))], np.float64)
-    pixels = np.asarray(photo, np.float64)
-    classes = np.maximum(found.classes, 0)
-    opacity = MASK_OPACITY * (classes > 0)[..., None]
-    mixed = pixels * (1 - opacity) + table[classes] * opacity
+    opacity = MASK_OPACITY * (found.classes > 0)[..., None]
+    mixed = np.asarray(photo, np.float64) * (1 - opacity) + colours * opacity
     return Image.fromarray(np.rint(mixed).astype(np.uint8))
 
 

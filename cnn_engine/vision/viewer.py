@@ -17,7 +17,7 @@ from ..graph.model import Model
 from ..io import images
 from ..io.files import read_text
 from ..io.image_files import LARGEST_TEXT, Classes
-from ..io.model_metadata import names_of, preprocess_of
+from ..io.model_metadata import key_points_of, names_of, preprocess_of
 from ..io.preprocess import Placement, Preprocess
 from . import boxes, heads
 
@@ -207,11 +207,12 @@ def sight_of(
         UnsupportedError: the network takes no images, or its outputs are of no layout that is known.
     """
     form = form_of(network, network.base) if isinstance(network, Model) else None
-    if form is None or not form.is_of_images or network.input_shape[0] not in (1, 3):
-        found = ", ".join(f"{v.name} {v.dtype} {list(v.shape)}" for v in network.inputs)
-        raise UnsupportedError(
-            f"{network.name}: expected one input, images [N, 1 or 3, H, W], found {found or 'none'}"
-        )
+    if form is None:
+        raise UnsupportedError(f"{network.name}: expected an ONNX model, found a network of layers")
+    if not form.is_of_images or network.input_shape[0] not in (1, 3):
+        found = ", ".join(f"{v.name} {v.dtype} {list(v.shape)}" for v in network.inputs) or "none"
+        wanted = "one input, images [N, 1 or 3, H, W]"
+        raise UnsupportedError(f"{network.name}: expected {wanted}, found {found}")
     for name, value in (("confidence", confidence), ("iou", iou)):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
             raise expected(name, "a number from 0 to 1", value)
@@ -253,9 +254,8 @@ def _names(
 
 def _extra(network: Model, outputs: Sequence[heads.Output]) -> int:
     """Returns the columns of a YOLO's box beyond its classes: of masks' prototypes, or of key points."""
-    if network.metadata.get("task") == "pose":
-        shape = [int(word) for word in network.metadata.get("kpt_shape", "").strip("[]").split(",")]
-        return int(np.prod(shape))
+    if (points := key_points_of(network)) is not None:
+        return points
     grids = [min(one.row) for one in outputs if len(one.row) == 2]
     planes = [one.row[0] for one in outputs if len(one.row) == 3]
     fits = len(grids) == 1 and len(planes) == 1 and planes[0] < grids[0] - 4

@@ -275,6 +275,11 @@ def test_what_ultralytics_writes_is_read():
     with Detector(constant({"y": YOLO8.T}, metadata=said), device="cpu") as detector:
         assert detector.sight.preprocess == Preprocess(letterbox=SIZE, fill=114)
         assert [one.name for one in detector(picture(*SIZE, 1))] == ["dog's", "bird", "cat"]
+    posed = {**said, "kpt_shape": "[1, 2]"}
+    with Detector(
+        constant({"y": np.pad(YOLO8, ((0, 0), (0, 2))).T}, metadata=posed), device="cpu"
+    ) as one:
+        assert [found.name for found in one(picture(*SIZE, 1))] == ["dog's", "bird", "cat"]
     with pytest.raises(InputError, match="metadata names: expected a list or a dictionary"):
         Detector(
             constant({"y": YOLO8.T}, metadata={**said, "names": "os.system('x')"}), device="cpu"
@@ -367,8 +372,10 @@ def test_run_draws_boxes_of_every_photo(tmp_path, capsys):
         (["--draw", str(out), "--head", "detr"], "--head: expected outputs as one of detr"),
         (["--iou", "0.5"], "--iou: expected the option --draw beside it"),
         (["--draw", str(out), "--data", "synthetic"], "--draw: expected files of images in --data"),
+        (["--draw", str(out), "--network", "cifar10"], "cifar10: expected an ONNX model"),
     ):
-        assert run.main([*words, *more]) == 2
+        given = words[2:] if "--network" in more else words
+        assert run.main([*given, *more]) == 2
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1
