@@ -221,6 +221,19 @@ def model_inputs(options: argparse.Namespace) -> dict[str, Any]:
     return given
 
 
+def add_reports(parser: argparse.ArgumentParser, page: str) -> None:
+    """Adds ``--json``, ``--html`` and ``--quiet`` as commands have them that describe a file.
+
+    Args:
+        page: what the page has, for ``--html``.
+    """
+    parser.add_argument(
+        "--json", metavar="PATH", help="writes the report as JSON (- for standard output)"
+    )
+    parser.add_argument("--html", metavar="PATH", help=f"writes a page with {page}")
+    parser.add_argument("--quiet", action="store_true", help="prints nothing but errors")
+
+
 def add_list(parser: argparse.ArgumentParser) -> None:
     """Adds ``--list``, to commands that take names of networks, variants or devices."""
     parser.add_argument(

@@ -47,9 +47,7 @@ def parser() -> cli.ArgumentParser:
         "--dtype", choices=DTYPES, default="float32",
         help="what the GPU, or the target, may round to what it multiplies (default: float32)",
     )  # fmt: skip
-    p.add_argument("--json", metavar="PATH", help="writes it as JSON (- for standard output)")
-    p.add_argument("--html", metavar="PATH", help="writes a page with a picture of the graph")
-    p.add_argument("--quiet", action="store_true", help="prints nothing but errors")
+    cli.add_reports(p, "a picture of the graph")
     return p
 
 

@@ -79,12 +79,8 @@ def parser() -> cli.ArgumentParser:
         "outputs gain)",
     )  # fmt: skip
     p.add_argument("--output", metavar="PATH", required=True, help="the quantized .onnx file")
-    p.add_argument(
-        "--json", metavar="PATH", help="writes the report as JSON (- for standard output)"
-    )
-    p.add_argument("--html", metavar="PATH", help="writes the report as a page with a chart")
     p.add_argument("--device", default="cpu", help="what calibrates: cpu (default), cuda, cuda:N")
-    p.add_argument("--quiet", action="store_true", help="prints nothing but errors")
+    cli.add_reports(p, "the report and a chart")
     return p
 
 
