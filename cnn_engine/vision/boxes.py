@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+#: Boxes that are compared with all worse ones at a time.
+BLOCK = 256
+
 
 def corners(centred: np.ndarray) -> np.ndarray:
     """Returns x1, y1, x2, y2 of boxes [K, 4] as centre x, centre y, width, height."""
@@ -13,7 +16,8 @@ def corners(centred: np.ndarray) -> np.ndarray:
 
 def areas(boxes: np.ndarray) -> np.ndarray:
     """Returns the area of each box [K, 4]; 0 where corners are swapped."""
-    return np.prod(np.maximum(boxes[:, 2:] - boxes[:, :2], 0.0), axis=1)
+    sides = np.maximum(boxes[:, 2:] - boxes[:, :2], 0.0)
+    return sides[:, 0] * sides[:, 1]
 
 
 def suppressed(
@@ -27,27 +31,31 @@ def suppressed(
         iou: intersection over union above which the worse of two boxes of a class goes.
         most: boxes that are kept.
     """
-    boxes = boxes.astype(np.float64)
     order = np.argsort(-scores, kind="stable")  # of equal scores the first comes first
-    kept = [np.zeros(0, np.int64)]
-    for number in np.unique(classes):
-        kept.append(_best(boxes, order[classes[order] == number], iou, most))
-    places = np.concatenate(kept)
-    return places[np.lexsort((places, -scores[places]))][:most]
+    boxes, classes = boxes[order].astype(np.float64), classes[order]
+    kept = np.ones(len(boxes), bool)
+    by_class = np.argsort(classes, kind="stable")
+    for places in np.split(by_class, np.flatnonzero(np.diff(classes[by_class])) + 1):
+        kept[places] = _kept(boxes[places], iou, most)
+    return order[kept][:most]
 
 
-def _best(boxes: np.ndarray, left: np.ndarray, iou: float, most: int) -> np.ndarray:
-    """Returns those of one class that are kept, of places ``left`` with the best first."""
-    area = areas(boxes)
-    kept: list[int] = []
-    while len(left) and len(kept) < most:
-        best, left = left[0], left[1:]
-        kept.append(best)
-        others = boxes[left]
-        sides = np.minimum(others[:, 2:], boxes[best, 2:]) - np.maximum(
-            others[:, :2], boxes[best, :2]
-        )
-        shared = np.maximum(sides[:, 0], 0.0) * np.maximum(sides[:, 1], 0.0)
-        union = area[best] + area[left] - shared
-        left = left[shared <= iou * union]
-    return np.array(kept, np.int64)
+def _kept(boxes: np.ndarray, iou: float, most: int) -> np.ndarray:
+    """Returns which boxes of one class, the best first, are kept; beyond ``most`` of them none."""
+    kept, area = np.ones(len(boxes), bool), areas(boxes)
+    for first in range(0, len(boxes), BLOCK):
+        some = first + np.flatnonzero(kept[first : first + BLOCK])
+        x1, y1, x2, y2 = boxes[first:].T
+        a1, b1, a2, b2 = boxes[some].T[:, :, None]
+        width = np.minimum(a2, x2) - np.maximum(a1, x1)
+        height = np.minimum(b2, y2) - np.maximum(b1, y1)
+        shared = np.maximum(width, 0.0) * np.maximum(height, 0.0)
+        over = shared > iou * (area[some, None] + area[None, first:] - shared)
+        over &= np.arange(first, len(boxes)) > some[:, None]  # a box suppresses worse ones alone
+        for row in np.flatnonzero(over.any(axis=1)):
+            if kept[some[row]]:
+                kept[first:] &= ~over[row]
+        if kept[: first + BLOCK].sum() >= most:
+            kept[first + BLOCK :] = False
+            break
+    return kept
