@@ -1,4 +1,4 @@
-"""Reads arrays of images straight into the engine's memory: .npy, CIFAR, IDX and Parquet files of numbers."""
+"""Reads arrays of images straight into the engine's memory: .npy, .npz, CIFAR, IDX, Parquet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,16 @@ from .buffers import File, Slot, begin_reading
 from .chunk import Chunk, dtype_of, utf8_of
 from .labels import Labels, values_of
 from .shards import Piece
-from .sources import CIFAR_RECORD, Wanted, column, idx_header, idx_labels, npy_header, open_idx
+from .sources import (
+    CIFAR_RECORD,
+    Wanted,
+    check_npz,
+    column,
+    idx_header,
+    idx_labels,
+    npy_header,
+    open_idx,
+)
 
 
 def array_chunks(
@@ -143,6 +152,37 @@ def _npy(piece: Piece, wanted: Wanted) -> Iterator[Part]:
         target = yield None, None, {}, begun
 
 
+def _npz(piece: Piece, wanted: Wanted) -> Iterator[Part]:
+    """Reads all of a file: what zipfile decompresses can be read from its beginning only."""
+    try:
+        with open(piece.path, "rb") as file:  # of a broken one NumPy leaves its own open
+            archive = np.load(file, allow_pickle=False)
+            found = {name: archive[name] for name in archive.files}
+    except OSError:
+        raise
+    except MemoryError:
+        raise InputError(f"{piece.path}: expected arrays that fit in memory") from None
+    except Exception as error:  # zipfile, zlib and NumPy have a dozen kinds for broken bytes
+        raise expected(piece.path, "a sound .npz file", error) from error
+    headers = {name: (array.shape, array.dtype) for name, array in found.items()}
+    if check_npz(piece.path, headers, wanted) != piece.images:
+        raise expected(piece.path, f"{piece.images:,} rows as planned", "others")
+    names = [name for name, *_ in wanted.inputs]
+    labels = None if "labels" in names else found.get("labels")
+    if labels is not None and (labels.dtype.kind not in "iu" or labels.shape != (piece.images,)):
+        wants = f"labels, a whole number each of {piece.images} rows"
+        raise expected(piece.path, wants, f"{labels.dtype} {list(labels.shape)}")
+    at = piece.first
+    target = yield None
+    while True:
+        end = at + len(target)
+        for name in names:
+            target.arrays[name][...] = found[name] if wanted.a_file else found[name][at:end]
+        some = None if labels is None else _numbers(labels[at:end])
+        at = end
+        target = yield None, some, {}, []
+
+
 def _cifar(piece: Piece, wanted: Wanted) -> Iterator[Part]:
     with open(piece.path, "rb", buffering=0) as file:
         file.seek(piece.first * CIFAR_RECORD)
@@ -254,6 +294,7 @@ def _flat(value: Any, dtype: np.dtype) -> np.ndarray | None:
 
 _ARRAYS: dict[str, Callable[[Piece, Wanted], Any]] = {
     "npy": _npy,
+    "npz": _npz,
     "npy-float32": _npy,
     "cifar": _cifar,
     "idx": _idx,

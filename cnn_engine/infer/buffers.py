@@ -16,6 +16,7 @@ from ..engine.device_images import DeviceImages
 from ..errors import expected
 from ..locks import ForkSafeLock
 from ..workload import Samples
+from . import columns
 
 #: Bytes that are worth a thread of their own, and threads that read: a GPU takes more bytes per second than
 #: one thread copies from the system's cache.
@@ -25,6 +26,9 @@ _reading = ThreadPoolExecutor(READ_THREADS, "read-part")
 
 #: Kinds of input whose images lie in a file as the engine takes them.
 ARRAY_KINDS = ("npy", "npy-float32")
+
+#: What a chunk has in the place of images where it has all inputs of a network.
+INPUTS = "inputs"
 
 Memory = TypeVar("Memory")
 
@@ -37,10 +41,18 @@ class Slot:
         self._images: dict[str, Any] = {}
 
     def images(self, dtype: str) -> Any:
-        """Returns uint8 or float32 [size, C, H, W], the same each time."""
-        if dtype not in self._images:
+        """Returns uint8 or float32 [size, C, H, W], or all inputs as samples, the same each time."""
+        if dtype not in self._images and dtype == INPUTS:
+            self._images[dtype] = columns.inputs_memory(self._engine, self._size)
+        elif dtype not in self._images:
             self._images[dtype] = self._make(self._size, np.dtype(dtype))
         return self._images[dtype]
+
+    def clear_from(self, dtype: str, count: int) -> None:
+        """Makes what is beyond the first ``count`` images zeros."""
+        images = self.images(dtype)
+        for array in images.arrays.values() if dtype == INPUTS else (images,):
+            array[count:] = 0
 
     def _make(self, size: int, dtype: np.dtype) -> Any:
         return self._engine.empty_images(size, dtype)
@@ -55,6 +67,9 @@ class Slot:
         On CUDA they are page-locked.
         """
         images = self.images(dtype)[: len(rows)]
+        if dtype == INPUTS:
+            columns.run(self._engine, images, rows)
+            return
         out = rows.arrays if len(rows.arrays) > 1 else next(iter(rows.arrays.values()))
         self._engine.predict(images, batch=batch, out=out)
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
-from .buffers import Slot
+from .buffers import INPUTS, Slot
 from .labels import Labels
 from .output import Faults
 
@@ -17,7 +17,12 @@ FLOATS = ("npy-float32", "parquet-float32")
 
 
 def dtype_of(kind: str) -> str:
-    """Returns the type of images of a kind of input, before preprocessing: ``float32`` or ``uint8``."""
+    """Returns the type of images of a kind of input, before preprocessing: ``float32`` or ``uint8``.
+
+    Of arrays of all types it is :data:`.buffers.INPUTS`.
+    """
+    if kind == "npz":
+        return INPUTS
     return "float32" if kind in FLOATS else "uint8"
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ..graph.form import Form
+from ..graph.graph import Value
 from ..workload import Samples
 from . import packages
 
@@ -84,7 +86,7 @@ def of_rows(classes: int, numbers: str = PROBABILITIES, output: str = "") -> tup
 
 
 def of_engine(engine: Any) -> tuple[Column, ...]:
-    """Returns the columns of a network, all outputs of which have a row for each image."""
+    """Returns the columns of a network: of its outputs for one image, or for one file of inputs."""
     form = engine.form
     if form.is_of_rows:
         numbers = PROBABILITIES if engine.gives_probabilities else OUTPUTS
@@ -92,7 +94,7 @@ def of_engine(engine: Any) -> tuple[Column, ...]:
     taken: set[str] = set(OTHERS)
     found = []
     for value in form.outputs:
-        shape = tuple(form.rows[value.name])
+        shape = _row(form, value)
         large = math.prod(shape) * np.dtype(value.dtype).itemsize > MOST_BYTES
         # Names of files take no slashes; columns keep the output's own where nothing else has it.
         title = re.sub(r"[^A-Za-z0-9_-]+", "_", value.name).strip("_") if large else value.name
@@ -114,9 +116,46 @@ def row_bytes(columns: Sequence[Column]) -> int:
     return sum(column.nbytes for column in columns)
 
 
-def memory(engine: Any, count: int) -> Samples:
+def is_a_file(form: Form) -> bool:
+    """Whether a file of inputs is one row: some input or output has no dimension for several, as a state."""
+    return not form.in_parts
+
+
+def _row(form: Form, value: Value) -> tuple[int, ...]:
+    """Returns the shape of an input or output for one row."""
+    return tuple(value.shape if is_a_file(form) else form.rows[value.name])
+
+
+def memory(engine: Any, columns: Sequence[Column], count: int) -> Samples:
     """Returns memory for the outputs of ``count`` images, page-locked on CUDA."""
-    return engine.empty_outputs(count, count)
+    if not is_a_file(engine.form):
+        return engine.empty_outputs(count, count)
+    return Samples({c.output: np.empty((count, *c.shape), c.dtype) for c in columns}, count)
+
+
+def inputs_of(form: Form) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+    """Returns the name, the type and the shape for one row of each input."""
+    return tuple((v.name, v.dtype, _row(form, v)) for v in form.inputs)
+
+
+def inputs_memory(engine: Any, count: int) -> Samples:
+    """Returns memory for all inputs of ``count`` rows."""
+    inputs = inputs_of(engine.form)
+    return Samples({n: np.empty((count, *row), dtype) for n, dtype, row in inputs}, count)
+
+
+def run(engine: Any, inputs: Samples, rows: Samples) -> None:
+    """Fills ``rows`` with the outputs for inputs of as many rows, in one pass."""
+    given, out = inputs.arrays, rows.arrays
+    if is_a_file(engine.form):
+        for at in range(len(rows)):
+            # An array of no dimensions stays one where it is taken by an ellipsis.
+            engine.run(
+                {name: array[at, ...] for name, array in given.items()},
+                out={name: array[at, ...] for name, array in out.items()},
+            )
+    else:
+        engine.run(given, out=out)
 
 
 class RowsFile:

@@ -21,6 +21,7 @@ from ..io.preprocess import Preprocess
 from ..kernels import select
 from ..measure.environment import Stopwatch, host_load
 from . import chunk, estimate, output, packages, sources, summary
+from .buffers import INPUTS
 from .display import Display, Metrics
 from .output import Record
 from .output_dir import Folder
@@ -62,7 +63,8 @@ def parser() -> argparse.ArgumentParser:
         metavar="INPUT",
         nargs="*",
         help="folders, image files, WebDataset tars, Parquet files (of image bytes or of arrays), CIFAR-10's "
-        ".bin, IDX, .npy; globs of them; or @LIST, a file with one of these a line",
+        ".bin, IDX, .npy, .npz of all inputs by name; globs of them; or @LIST, a file with one of these per "
+        "line",
     )
     p.add_argument("--output", metavar="DIR", help="the folder of the rows, created where missing")
     cli.add_network(p)
@@ -325,6 +327,7 @@ class _Run:
             "model": None if options.model is None else os.path.abspath(options.model),
             "input_shape": options.input_shape,
             "constants": options.constant,
+            "like": self._like(),
             "weights": weights,
             "cwd": os.getcwd(),
             "device": options.device,
@@ -346,10 +349,18 @@ class _Run:
 
         return LocalPool(config, workers, cuda and options.device in ("auto", "cuda"))
 
+    def _like(self) -> str | None:
+        """Returns a file of inputs, for sizes that a model leaves open; None: there is none."""
+        found = None if self._options.model is None else sources.first_npz(self._options.inputs)
+        return None if found is None else os.path.abspath(found)
+
     def _planned(self, hello: dict[str, Any]) -> dict[str, Any]:
         """Returns what the folder is for, planned now or before."""
         options = self._options
-        wanted = sources.Wanted(tuple(hello["shape"]), self._wanted_columns)
+        inputs = tuple((name, dtype, tuple(row)) for name, dtype, row in hello["inputs"])
+        wanted = sources.Wanted(
+            tuple(hello["shape"]), self._wanted_columns, inputs, hello["a_file"]
+        )
         settings = {
             key: hello[key]
             for key in ("network", "model_sha256", "device_kind", "variant", "reduction", "dtype", "batch",
@@ -493,6 +504,12 @@ def _identity(document: dict[str, Any]) -> str:
 def _check_reads(source: sources.Source, hello: dict[str, Any]) -> None:
     """Refuses images that the network has no place for."""
     given = chunk.dtype_of(source.kind)
+    if given == INPUTS:
+        return
+    if not hello["takes_images"]:
+        names = ", ".join(name for name, *_ in hello["inputs"])
+        wanted = f"a .npz of the arrays {names}, for {hello['network']} takes no images"
+        raise expected(source.path, wanted, source.kind)
     becomes = "float32" if hello["normalises"] else given
     if becomes not in hello["reads"]:
         if becomes == "uint8":

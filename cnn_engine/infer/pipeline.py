@@ -20,7 +20,7 @@ from ..io.files import describe_os_error
 from ..locks import ForkSafeLock
 from ..workload import Samples
 from . import readers
-from .buffers import ARRAY_KINDS, DeviceSlot, Slot, Slots
+from .buffers import ARRAY_KINDS, INPUTS, DeviceSlot, Slot, Slots
 from .chunk import Chunk, dtype_of
 from .columns import Column, memory, row_bytes
 from .decoding import Decoder
@@ -140,7 +140,7 @@ class Pipeline:
         self._read: queue.Queue = queue.Queue(READ_AHEAD)
         self._decoding: queue.Queue = queue.Queue(1)  # the next beside the one that is waited for
         self._decoded: queue.Queue = queue.Queue(SLOTS)
-        make_rows = partial(memory, engine, settings.batch)
+        make_rows = partial(memory, engine, settings.columns, settings.batch)
         self._rows = Slots(waiting_chunks(settings.columns, settings.batch), make_rows, rows)
         self._written: queue.Queue[Job] = queue.Queue()  # begun to be computed, for any writer
         self._complete: queue.Queue[tuple[Job, ShardFile]] = queue.Queue()
@@ -272,10 +272,11 @@ class Pipeline:
         slot, count = chunk.slot, len(chunk)
         images = slot.images(chunk.dtype)
         if self._fixed and count < len(images):  # the model is for so many images alone
-            images[count:] = 0
+            slot.clear_from(chunk.dtype, count)
             count = len(images)
-        for at in chunk.errors:
-            images[at] = 0
+        if chunk.dtype != INPUTS:
+            for at in chunk.errors:
+                images[at] = 0
         slot.predict(chunk.dtype, rows[:count], self._settings.batch)
 
     def _write_loop(self) -> None:
@@ -402,6 +403,9 @@ def chunk_bytes(chunk: Chunk) -> int:
     """Returns the bytes of input in a chunk."""
     if chunk.encoded is not None:
         return sum(map(len, chunk.encoded))
+    if chunk.dtype == INPUTS:
+        inputs = chunk.slot.images(INPUTS)
+        return inputs.nbytes * len(chunk) // len(inputs)
     return (
         int(np.prod(chunk.slot.images(chunk.dtype).shape[1:]))
         * len(chunk)

@@ -8,8 +8,9 @@ import hashlib
 import math
 import os
 import stat
+import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ class Source:
 
     Attributes:
         kind: ``image``, ``tar``, ``cifar``, ``idx``, ``npy`` or ``npy-float32``, ``parquet-bytes``,
-            ``parquet-uint8`` or ``parquet-float32``.
+            ``parquet-uint8``, ``parquet-float32``, or ``npz``: all inputs of a network by name.
         path: as it was found from what the user gave.
         images: in it; None where only reading all of it tells.
         bytes: of the file.
@@ -72,10 +73,14 @@ class Wanted:
     Attributes:
         shape: [C, H, W] of the network's images.
         columns: of Parquet files: ``image``, ``label`` and ``id`` -> its name, where the user gave one.
+        inputs: of the network: name, type, and shape for one row.
+        a_file: whether a ``.npz`` is one row, all arrays of which are whole; else dimension 0 is the rows.
     """
 
     shape: tuple[int, ...]
     columns: dict[str, str]
+    inputs: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    a_file: bool = False
 
 
 def find(inputs: Sequence[str], wanted: Wanted) -> Iterator[Source]:
@@ -112,7 +117,7 @@ def first_kind(inputs: Sequence[str], columns: dict[str, str]) -> str | None:
 
 
 def _known() -> list[str]:
-    return [".tar", ".parquet", ".npy", "CIFAR's .bin", "IDX", *SUFFIXES]
+    return [".tar", ".parquet", ".npy", ".npz", "CIFAR's .bin", "IDX", *SUFFIXES]
 
 
 def _expanded(inputs: Sequence[str], depth: int = 0) -> Iterator[str]:
@@ -343,10 +348,7 @@ def npy_header(path: str) -> tuple[tuple[int, ...], np.dtype, int]:
     with open(path, "rb") as file:
         try:
             version = np.lib.format.read_magic(file)
-            read = {
-                (1, 0): np.lib.format.read_array_header_1_0,
-                (2, 0): np.lib.format.read_array_header_2_0,
-            }.get(version)
+            read = _HEADERS.get(version)
             if read is None:
                 raise ValueError(f"format {version}")
             shape, fortran, dtype = read(file)
@@ -360,6 +362,84 @@ def npy_header(path: str) -> tuple[tuple[int, ...], np.dtype, int]:
         if any(size < 0 for size in shape):
             raise expected(path, "sizes of 0 and more", list(shape))
         return tuple(map(int, shape)), dtype, file.tell()
+
+
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+def npz_headers(path: str) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Returns the shape and the type of each array in a ``.npz`` file, without reading them.
+
+    Raises:
+        InputError: it is none.
+    """
+    found = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                with archive.open(name) as file:
+                    version = np.lib.format.read_magic(file)
+                    shape, _, dtype = _HEADERS[version](file)
+                    found[name.removesuffix(".npy")] = (tuple(map(int, shape)), dtype)
+    except OSError:
+        raise
+    except Exception as error:  # on broken archives, zipfile and NumPy's reader fail in many ways
+        words = " ".join(str(error).split()) or type(error).__name__
+        raise expected(path, "a .npz file", words[:200]) from error
+    return found
+
+
+def _npz(path: str, size: int, wanted: Wanted) -> Source:
+    return Source("npz", path, check_npz(path, npz_headers(path), wanted), size, whole=True)
+
+
+def check_npz(
+    path: str, found: Mapping[str, tuple[tuple[int, ...], np.dtype]], wanted: Wanted
+) -> int:
+    """Returns the rows in a ``.npz`` file of all inputs of a network.
+
+    Args:
+        found: the shape and the type of each array.
+
+    Raises:
+        InputError: an array is not there, or of another type or shape.
+    """
+    rows: int | None = None
+    for name, dtype, row in wanted.inputs:
+        if name not in found:
+            names = ", ".join(one for one, *_ in wanted.inputs)
+            raise expected(path, f"the arrays {names}", ", ".join(found) or "none")
+        shape, kind = found[name]
+        if kind != np.dtype(dtype):
+            raise expected(f"{path}: {name}", f"type {dtype}", kind)
+        if not wanted.a_file and (shape[1:] != row or not shape):
+            words = ", ".join(["N", *map(str, row)])
+            raise expected(f"{path}: {name}", f"shape [{words}]", list(shape))
+        if wanted.a_file and shape != row:
+            raise expected(f"{path}: {name}", f"shape {list(row)}", list(shape))
+        count = 1 if wanted.a_file else shape[0]
+        if rows not in (None, count):
+            raise expected(f"{path}: {name}", f"{rows} rows, as other arrays have", count)
+        rows = count
+    return rows or 0
+
+
+def first_npz(inputs: Sequence[str]) -> str | None:
+    """Returns the first ``.npz`` file that inputs name, whose arrays say sizes that a model leaves open."""
+    for path in inputs:
+        if os.path.isdir(path):
+            inside = sorted(
+                glob.glob(os.path.join(glob.escape(path), "**", "*.npz"), recursive=True)
+            )
+        else:
+            inside = sorted(glob.glob(path)) if glob.has_magic(path) else [path]
+        some = [name for name in inside if name.lower().endswith(".npz") and os.path.isfile(name)]
+        if some:
+            return some[0]
+    return None
 
 
 def _cifar(path: str, size: int, wanted: Wanted) -> Source:
@@ -494,4 +574,4 @@ def parquet_kind(path: str, kind: Any, wanted: Wanted) -> str:
     return "parquet-uint8" if str(kind) == "uint8" else "parquet-float32"
 
 
-_ENDS = {".parquet": _parquet, ".npy": _npy, ".bin": _cifar}
+_ENDS = {".parquet": _parquet, ".npy": _npy, ".npz": _npz, ".bin": _cifar}

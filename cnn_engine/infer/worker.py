@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -24,11 +25,12 @@ from ..engine.engine import Engine
 from ..errors import CnnEngineError, UnsupportedError, expected
 from ..graph.form import form_of
 from ..graph.model import Model
+from ..io import model_inputs
 from ..io.model_metadata import classes_of, preprocess_of
 from ..io.preprocess import Preprocess
 from ..locks import ForkSafeLock
 from ..measure import environment
-from ..workload import Samples, get, of_model
+from ..workload import Samples, Workload, get, of_model
 from . import columns, memory, packages, stage_limits
 from .buffers import Slot
 from .chunk import dtype_of
@@ -56,9 +58,9 @@ class Worker:
     """An engine with its pipeline.
 
     Args:
-        config: ``network`` or ``model`` (with ``input_shape``), ``weights``, ``device``, ``variant``,
-            ``reduction``, ``dtype``, ``threads``, ``batch``, ``top``, ``columns``, ``preprocess``, and the
-            ``kind`` of the first input.
+        config: ``network`` or ``model`` (with ``input_shape``, ``constants`` and ``like``, a file of inputs),
+            ``weights``, ``device``, ``variant``, ``reduction``, ``dtype``, ``threads``, ``batch``, ``top``,
+            ``columns``, ``preprocess``, and the ``kind`` of the first input.
         emit: takes events; called from several threads.
 
     Raises:
@@ -69,13 +71,8 @@ class Worker:
         self._config, self._emit = config, emit
         packages.keep_memory()
         packages.arrow()
-        if config.get("model") is not None:
-            shapes = {name: tuple(shape) for name, shape in config.get("input_shape") or []}
-            constants = dict(config.get("constants") or [])
-            workload = of_model(config["model"], shapes, constants, preprocess=config["preprocess"])
-            check_form(workload.network)
-        else:
-            workload = get(config["network"])
+        is_model = config.get("model") is not None
+        workload = model_of(config) if is_model else get(config["network"])
         self.engine = Engine(
             workload,
             weights=config["weights"],
@@ -94,7 +91,11 @@ class Worker:
             self._preprocess_source = None if self._preprocess is None else "the model's file"
         if self._preprocess is not None:
             self._preprocess.check(network.input_shape)
-        self.wanted = Wanted(tuple(network.input_shape), config["columns"])
+        form = self.engine.form
+        self.wanted = Wanted(
+            tuple(network.input_shape), config["columns"], columns.inputs_of(form),
+            columns.is_a_file(form),
+        )  # fmt: skip
         self.decoder = Decoder(
             network.input_shape, self._preprocess, self.engine.threads, self._normalises
         )
@@ -115,7 +116,7 @@ class Worker:
 
         All of that takes long once on a GPU; on CPUs nothing is gained by it.
         """
-        if self.engine.device.kind != "cuda":
+        if self.engine.device.kind != "cuda" or not self.engine.form.is_of_images:
             return {}, []
         self.engine.device.sleep_while_waiting()  # the cores have images to decode
         self.engine.keep_sizes()
@@ -131,7 +132,7 @@ class Worker:
         dtype = (*floats, *pixels)[0]
         slots[0].clear(dtype)
         count = waiting_chunks(self.columns, self.batch)
-        block = columns.memory(self.engine, count * self.batch)  # page-locked at once
+        block = columns.memory(self.engine, self.columns, count * self.batch)  # page-locked at once
         rows = [block[at * self.batch : (at + 1) * self.batch] for at in range(count)]
         slots[0].predict(dtype, rows[0], self.batch)
         with tempfile.TemporaryDirectory() as name:
@@ -162,6 +163,10 @@ class Worker:
 
     def _batch(self, named: int | None) -> int:
         network = self.engine.network
+        if columns.is_a_file(self.engine.form):
+            if named not in (None, 1):
+                raise expected("--batch", "1, for a file is one row", named)
+            return 1
         if isinstance(network, Model) and not network.any_batch:
             if named not in (None, network.batch):
                 raise expected("--batch", f"{network.batch}, for which alone the model is", named)
@@ -203,6 +208,9 @@ class Worker:
             "numbers": self.columns[0].title if self.is_of_rows else columns.OUTPUTS,
             "columns": None if self.is_of_rows else [one.to_dict() for one in self.columns],
             "shape": list(network.input_shape),
+            "inputs": columns.inputs_of(engine.form),
+            "a_file": columns.is_a_file(engine.form),
+            "takes_images": engine.form.is_of_images and engine.form.in_parts,
             "reads": self._reads,
             "normalises": self._normalises,
             "preprocess": None if self._preprocess is None else str(self._preprocess),
@@ -278,24 +286,51 @@ class Worker:
             self._emit(self.counts())
 
 
-def check_form(model: Model) -> None:
-    """Checks that a model takes images of a known size and gives, for each, rows of its own.
+def model_of(config: Message) -> Workload:
+    """Returns the model of a configuration, with open sizes as the first file of inputs has them.
+
+    Dimension 0 stays open where inputs and outputs have rows then; else a file is one row.
 
     Raises:
-        UnsupportedError: it does not.
+        InputError: the model or the file is at fault.
+        UnsupportedError: the model cannot give a row for each row, nor one for a file.
+    """
+    shapes = {name: tuple(shape) for name, shape in config.get("input_shape") or []}
+    constants, like = dict(config.get("constants") or []), config.get("like")
+    found = of_model(config["model"], shapes, constants, preprocess=config["preprocess"])
+    if not like or shapes:
+        check_form(found.network, like is not None)
+        return found
+    sizes = model_inputs.shapes_in(found.network, like)
+    rows = {name: (None, *shape[1:]) for name, shape in sizes.items() if shape}
+    for given in ({}, rows):
+        with suppress(CnnEngineError):
+            found = of_model(config["model"], given, constants)
+            check_form(found.network, False)
+            return found
+    found = of_model(config["model"], sizes, constants)
+    check_form(found.network, True)
+    return found
+
+
+def check_form(model: Model, whole: bool) -> None:
+    """Checks that sizes are known, and that each row of the inputs gives a row of every output.
+
+    Args:
+        whole: whether a file of inputs may be one row.
+
+    Raises:
+        UnsupportedError: they are not.
     """
     form = form_of(model, model.base)
-    if not form.is_of_images:
-        found = ", ".join(f"{v.name} {v.dtype} {list(v.shape)}" for v in model.inputs) or "none"
-        wanted = "one input, images [N, C, H, W]; Engine.run takes any graph"
-        raise UnsupportedError(f"{model.name}: expected {wanted}, found {found}")
     if form.sizes_of is not None:
         name, shape = model.inputs[0].name, list(model.inputs[0].shape)
-        wanted = f"a size of the images, by --preprocess letterbox=640 or --input-shape {name}=..."
+        says = "--preprocess letterbox=640" if form.is_of_images else "a .npz of inputs"
+        wanted = f"sizes, by {says} or --input-shape {name}=..."
         raise UnsupportedError(f"{model.name}: expected {wanted}, found {shape}")
-    for value in form.outputs:
+    for value in () if whole else (*form.inputs, *form.outputs):
         if value.name not in form.rows:
-            wanted = f"outputs with a row for each image, of {value.name}"
+            wanted = f"a row for each image, or a .npz of all inputs for each row, for {value.name}"
             raise UnsupportedError(f"{model.name}: expected {wanted}, found {list(value.shape)}")
 
 

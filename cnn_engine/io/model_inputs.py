@@ -51,8 +51,15 @@ def open_shapes(model: Model, path: str) -> dict[str, tuple[int, ...]]:
     Raises:
         InputError: the file is at fault.
     """
-    if form_of(model, model.base).sizes_of is None:
-        return {}
+    return {} if form_of(model, model.base).sizes_of is None else shapes_in(model, path)
+
+
+def shapes_in(model: Model, path: str) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of a file's arrays by input, of those that it has.
+
+    Raises:
+        InputError: the file is at fault.
+    """
     found = _arrays(path)
     if isinstance(found, np.ndarray):
         found = {model.base.inputs[0].name: found}

@@ -168,7 +168,7 @@ def test_a_size_that_the_file_leaves_open_is_that_of_the_letterbox(photos, tmp_p
     pixels = images.decode(photos / "0.png", prepared, (3, 8, 12))
     np.testing.assert_array_equal(found, prepared.normalised(pixels[None])[0])
     assert command(path, photos, tmp_path / "b") == 2
-    assert "expected a size of the images, by --preprocess letterbox" in capsys.readouterr().err
+    assert "open: expected sizes, by --preprocess letterbox=640 or" in capsys.readouterr().err
 
 
 def test_names_of_classes_are_those_of_the_file(photos, tmp_path):
@@ -189,3 +189,111 @@ def test_names_of_classes_are_those_of_the_file(photos, tmp_path):
         else:
             assert name.as_py() == names[number.as_py()].tolist()
     assert json.loads(table.schema.metadata[b"cnn_engine.classes"]) == names.tolist()
+
+
+# ---- inputs that are no images ----
+
+
+@pytest.fixture
+def speech(tmp_path) -> str:
+    """Samples [N, T] of any length and ids [N], each with a row of numbers and a value."""
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"]),
+        helper.make_node("Mul", ["wave", "rows"], ["y"]),
+        helper.make_node("ReduceMax", ["y", "axes"], ["loudest"], keepdims=0),
+    ]
+    inputs = [tensor("wave", ["n", "t"]), tensor("ids", ["n"], TensorProto.INT64)]
+    outputs = [tensor("y", ["n", "t"]), tensor("loudest", ["n"])]
+    constants = {"table": np.array([[1.0], [2], [3]], np.float32), "axes": np.array([1])}
+    onnx.save(model(nodes, inputs, outputs, constants), tmp_path / "speech.onnx")
+    return str(tmp_path / "speech.onnx")
+
+
+def waves(folder, sizes=(5, 1, 4), seed: int = 0, **more) -> list[dict[str, np.ndarray]]:
+    folder.mkdir(exist_ok=True)
+    rng = np.random.default_rng(seed)
+    made = []
+    for at, count in enumerate(sizes):
+        wave = rng.normal(size=(count, 6)).astype(np.float32)
+        made.append({"wave": wave, "ids": rng.integers(0, 3, count), **more})
+        (np.savez if at % 2 else np.savez_compressed)(
+            folder / f"{at}.npz", labels=np.arange(count), **made[-1]
+        )
+    return made
+
+
+def test_inputs_by_name_give_a_row_each(speech, tmp_path):
+    made = waves(tmp_path / "in")
+    out = tmp_path / "out"
+    assert command(speech, tmp_path / "in", out, "--shard-size", "1") == 0
+    assert len(list(out.glob("shard-*.parquet"))) == 3
+    table = rows(out)
+    wanted = np.concatenate([one["wave"] * np.float32(one["ids"][:, None] + 1) for one in made])
+    np.testing.assert_array_equal(np.array(table["y"].to_pylist(), np.float32), wanted)
+    np.testing.assert_array_equal(np.float32(table["loudest"].to_pylist()), wanted.max(1))
+    assert table["label"].to_pylist() == [*range(5), 0, *range(4)]
+    assert table["id"][5].as_py() == f"{tmp_path / 'in/1.npz'}#0"
+    before = {path.name: path.stat().st_mtime_ns for path in out.glob("shard-*")}
+    (out / "shard-000001.parquet").unlink()
+    assert command(speech, tmp_path / "in", out, "--shard-size", "1") == 0
+    changed = {
+        path.name for path in out.glob("shard-*") if path.stat().st_mtime_ns != before[path.name]
+    }
+    assert changed == {"shard-000001.parquet"}
+    assert rows(out).equals(table)
+
+
+def test_where_inputs_have_no_rows_a_file_is_one(tmp_path):
+    """As of a network that carries a state: its dimension 0 is no batch."""
+    nodes = [
+        helper.make_node("Mul", ["wave", "rate"], ["faster"]),
+        helper.make_node("Add", ["faster", "state"], ["next"]),
+    ]
+    inputs = [tensor("wave", [1, 4]), tensor("state", [2, 1, 4]), tensor("rate", [])]
+    onnx.save(model(nodes, inputs, [tensor("next", [2, 1, 4])]), tmp_path / "s.onnx")
+    (tmp_path / "in").mkdir()
+    rng = np.random.default_rng(0)
+    wanted = []
+    for at in range(3):
+        wave, state = rng.normal(size=(1, 4)), rng.normal(size=(2, 1, 4))
+        one = {"wave": np.float32(wave), "state": np.float32(state), "rate": np.float32(at)}
+        np.savez(tmp_path / f"in/{at}.npz", **one)
+        wanted.append(one["wave"] * one["rate"] + one["state"])
+    out = tmp_path / "out"
+    words = ["--model", str(tmp_path / "s.onnx"), "--output", str(out), "--quiet", *COMMON]
+    assert infer.main([str(tmp_path / "in"), *words]) == 0
+    found = np.array(rows(out)["next"].to_pylist(), np.float32).reshape(3, 2, 1, 4)
+    np.testing.assert_allclose(found, np.stack(wanted), rtol=1e-6)
+
+
+def test_inputs_at_fault_are_one_line(speech, photos, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    wave, ids = rng.normal(size=(3, 6)).astype(np.float32), np.arange(3)
+    (tmp_path / "bad").mkdir()
+    path = tmp_path / "bad/b.npz"
+    (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 and no more")
+    cases = (
+        ({"wave": wave}, "expected the arrays wave, ids, found wave"),
+        ({"wave": wave, "ids": ids.astype(np.int32)}, "ids: expected type int64, found int32"),
+        ({"wave": wave, "ids": ids[:2]}, "ids: expected 3 rows, as other arrays have, found 2"),
+        ({"wave": wave, "ids": np.array([None] * 3)}, "ids: expected type int64, found object"),
+    )
+    for number, (arrays, message) in enumerate(cases):
+        np.savez(path, **arrays)
+        more = ("--input-shape", "wave=?,6")
+        assert command(speech, tmp_path / "bad", tmp_path / f"out{number}", *more) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    for given, message in (
+        (
+            photos,
+            "expected a .npz of the arrays wave, ids, for speech takes no images, found image",
+        ),
+        (tmp_path / "broken.npz", "broken.npz: expected a .npz file"),
+    ):
+        out = tmp_path / f"other{given.name}"
+        assert command(speech, given, out, "--input-shape", "wave=?,6") == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
