@@ -28,7 +28,7 @@ LEFT = {
     "cpu/fused/pointwise.cpp": {"fused_linear"},
     "cpu/kernels.h": {"fused_linear_bfloat16"},
     "cpu/matmul.cpp": {"linear_blocked", "matmul_blocked", "multiply_blocked", "rows_by_panels"},
-    "cpu/quantized_conv2d.cpp": {"depthwise", "quantized_conv2d"},
+    "cpu/quantized_conv2d.cpp": {"quantized_conv2d"},
     "cpu/recurrent.cpp": {"recurrent"},
     "cuda/common/conv2d_blocked.cu": {"conv2d_blocked"},
     "cuda/common/matmul.cu": {"linear_blocked", "matmul_blocked"},
