@@ -310,7 +310,7 @@ def workload_of(options: argparse.Namespace) -> workload.Workload:
 
 
 def add_images(parser: argparse.ArgumentParser) -> None:
-    """Adds what ``--data`` needs beside it where it names files of images; see :func:`dataset_of`."""
+    """Adds the options for files of images in ``--data``; see :func:`dataset_of`."""
     parser.add_argument(
         "--preprocess",
         help="for files of images: imagenet (shorter side to 256, centre crop of 224, mean and standard "

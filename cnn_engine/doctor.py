@@ -1,4 +1,4 @@
-"""``cnn-engine doctor``: reports the build, the machine, what is missing and how to fix it."""
+"""``cnn-engine doctor``: reports the build, the machine, missing parts and how to get them."""
 
 from __future__ import annotations
 

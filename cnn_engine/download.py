@@ -1,4 +1,4 @@
-"""``cnn-engine download NAME``: a data set into the user's cache; and what such commands share."""
+"""``cnn-engine download NAME``: a data set into the user's cache; the base of commands that download."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OTHER_NAMES = {"ece408": "fashion_mnist", "fashion-mnist": "fashion_mnist", "cif
 
 
 def parser() -> cli.ArgumentParser:
-    """Returns the command's parser; what follows the name is the data set's own."""
+    """Returns the command's parser; words after the name are the data set's own."""
     p = cli.ArgumentParser(
         prog="cnn-engine download",
         description="Fetches a data set into the user's cache, where --data auto looks for it.",

@@ -183,7 +183,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_drawing(p: argparse.ArgumentParser) -> None:
-    """Adds ``--draw`` and what says how outputs are read for it."""
+    """Adds ``--draw`` and the options for reading outputs."""
     p.add_argument(
         "--draw",
         metavar="DIR",

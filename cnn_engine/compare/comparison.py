@@ -1,4 +1,4 @@
-"""Compares two results: differences in what was run, and a verdict on each time.
+"""Compares two results: differences of the two runs, and a verdict on each time.
 
 Everything is a ratio of the other result to the baseline, with a 95 % interval from the raw samples
 (:mod:`cnn_engine.measure.statistics`), and a verdict on it. ``docs/explanation/comparing.md`` says what

@@ -95,7 +95,7 @@ class CudaDevice:
 
     @property
     def pci_bus_id(self) -> str:
-        """Where the GPU is, such as ``0000:1B:00.0``."""
+        """The GPU's address on the bus, such as ``0000:1B:00.0``."""
         return self.context.pci_bus_id
 
     def free_memory(self) -> int:

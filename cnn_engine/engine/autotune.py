@@ -140,7 +140,7 @@ class Tuner:
         return {t.node: t.kernel for t in self.tuned(program, graph, batch, pixels)}
 
     def tuned(self, program: Program, graph: Graph, batch: int, pixels: bool) -> list[Tuned]:
-        """Returns the same with what was measured; measures what is not known yet."""
+        """Returns the layout with measured kernels; measures those that are not known yet."""
         with self._lock:
             key = batch, pixels, program.placement.threads
             if key not in self._tuned:

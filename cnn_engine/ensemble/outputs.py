@@ -72,7 +72,7 @@ def write_json(path: str | os.PathLike[str], document: dict[str, Any]) -> None:
 
 
 def write_last_words(path: Path, document: dict[str, Any]) -> None:
-    """Writes the report as a launcher may kill this process: what is not whole has no name, and vanishes."""
+    """Writes the report of a process that a launcher may kill: an unfinished file vanishes."""
     try:
         file = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
     except (AttributeError, OSError):  # not on Linux, or not of this file system

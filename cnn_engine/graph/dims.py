@@ -460,7 +460,7 @@ def _either(kind: str, first: Dim | int, second: Dim | int) -> Dim | int:
 
 
 def estimated(size: Dim | int) -> int:
-    """Returns the number of a dimension by which everything is decided, for what is right for any other too.
+    """Returns the number at which decisions are recorded, for choices that are right at any other too.
 
     Raises:
         TypeError: nothing is recorded, so that there is no number.

@@ -49,7 +49,7 @@ class Slot:
         return self._images[dtype]
 
     def clear_from(self, dtype: str, count: int) -> None:
-        """Makes what is beyond the first ``count`` images zeros."""
+        """Sets all images after the first ``count`` to zeros."""
         images = self.images(dtype)
         for array in images.arrays.values() if dtype == INPUTS else (images,):
             array[count:] = 0

@@ -72,7 +72,7 @@ class Column:
         )  # fmt: skip
 
     def array(self, rows: np.ndarray, bad: Any) -> Any:
-        """Returns what Arrow has of ``rows``, [N, *shape]; null where the mask ``bad`` says so."""
+        """Returns Arrow's array of ``rows``, [N, *shape]; null where the mask ``bad`` says so."""
         pa = packages.arrow()
         if not self.shape:
             return pa.array(rows, mask=None if bad is None else np.asarray(bad))
@@ -205,7 +205,7 @@ class RowsFile:
         self._file.flush()
 
     def facts(self, name: str) -> dict[str, Any]:
-        """Returns what is noted of the file: its name, its bytes, and a SHA-256 of its rows."""
+        """Returns the noted facts of the file: its name, its bytes, and a SHA-256 of its rows."""
         size = os.fstat(self._file.fileno()).st_size
         return {"name": name, "bytes": size, "sha256": self._digest.hexdigest()}
 
@@ -220,7 +220,7 @@ class RowsFile:
 
 
 def fault(path: Path, noted: dict[str, Any], reads: bool) -> str | None:
-    """Returns what is wrong with a file of rows, by what was noted of it; None: nothing.
+    """Returns the fault of a file of rows, by its noted facts; None: it has none.
 
     Args:
         reads: whether its rows are read, and not its size alone.

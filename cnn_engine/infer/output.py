@@ -345,7 +345,7 @@ class ShardFile:
 
     @property
     def paths(self) -> list[Path]:
-        """Where the file, and those of large outputs, are or are to be."""
+        """Paths of the file and of the files of large outputs."""
         arrays = [self._final.with_name(self._array(column)) for column, _ in self._arrays]
         return [self._final, *arrays]
 

@@ -146,7 +146,7 @@ def _first(names: Iterable[tuple[str, ...]]) -> list[str]:
 
 
 def rate_interval(rate: float | None, paces: list[tuple[float, int]]) -> list[float] | None:
-    """Returns what ``rate``, images/s of a whole run, holds the true one between with 95 % confidence.
+    """Returns the 95 % interval of ``rate``, images/s of a whole run.
 
     Args:
         paces: of each shard, in the order in which they were done, the seconds that its worker took for

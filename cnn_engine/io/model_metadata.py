@@ -211,7 +211,7 @@ def entries(preprocess: Preprocess | None, classes: Sequence[str] | None) -> dic
 
 
 def added(data: bytes, metadata: Mapping[str, str]) -> bytes:
-    """Returns the bytes of an ONNX model with ``metadata`` beside what it has.
+    """Returns the bytes of an ONNX model with ``metadata`` added to its own.
 
     Raises:
         InputError: the package onnx is not installed.

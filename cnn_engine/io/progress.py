@@ -23,7 +23,7 @@ class Progress:
         self._what, self._total, self._done = "", 0, 0
 
     def start(self, what: str, images: int) -> None:
-        """Begins a new part of the run, named ``what``, over ``images`` images."""
+        """Begins a new part of the run over ``images`` images."""
         self._what, self._total, self._done = what, images, 0
         self._task = None
 

@@ -43,7 +43,7 @@ METHODS = tuple(_METHODS)
 def weights(
     size: int, to: int, first: int, count: int, method: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what pixels from ``first`` on are made, ``count`` of an axis resized from ``size`` to ``to``.
+    """Returns source pixels and weights of ``count`` pixels of a resized axis, from ``first`` on.
 
     Returns:
         The first neighbour of each, int32 [count], and their weights, int32 [count, taps]; all neighbours are

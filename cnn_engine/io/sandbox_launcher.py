@@ -107,7 +107,7 @@ def in_namespaces(spec: dict, layers: list[str]) -> None:
 
 
 def wait_only(spec: dict, *descriptors: int) -> None:
-    """Closes what is the command's, so that an end of file means that the command closed it."""
+    """Closes the command's ends of pipes, so that an end of file means that the command closed them."""
     for descriptor in (*spec["inherited"], *descriptors):
         os.close(descriptor)
     silent = os.open(os.devnull, os.O_RDWR)

@@ -64,7 +64,7 @@ class Case:
 
 
 def of_node(graph: Graph, node: Node) -> Case:
-    """Returns the case of a node of a network, without what rewrites put after its sum."""
+    """Returns the case of a node of a network, without functions that rewrites put after its sum."""
     values = [None if value is None else value.shape for value in graph.inputs_of(node)]
     return Case(node.name, node.op, tuple(values[: len(CONTRACTS[node.op.kind].inputs)]))
 

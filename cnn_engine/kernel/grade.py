@@ -55,7 +55,7 @@ class Grade:
 
 
 def entries_of(paths: Sequence[str], pack: Pack, device: str, room: Path) -> list[Entry]:
-    """Returns an entry for each submission, and the baseline's; what cannot be read has its fault.
+    """Returns an entry for each submission and the baseline's; unreadable files have a fault.
 
     Args:
         device: ``cpu`` or ``cuda``.

@@ -20,7 +20,7 @@ from ..operators.windows import LARGEST
 
 @dataclass(frozen=True)
 class FusedNetwork(Operator):
-    """Inputs: images, then the constants of the nodes; output: what the last node makes.
+    """Inputs: images, then the constants of the nodes; output: that of the last node.
 
     Attributes:
         nodes: one after the other, each reading what the one before it makes; from pixels, without the

@@ -45,7 +45,7 @@ def count(rows: np.ndarray, labels: np.ndarray) -> Accuracy:
 def count_rest(
     engine: Engine, rest: Rest, batch: int, found: Accuracy | None, out: np.ndarray, progress: Any
 ) -> tuple[Accuracy | None, int, bool]:
-    """Runs the images that are not held, decoded beside the passes, and adds what is right among them.
+    """Runs the images that are not held, decoded during the passes, and adds the right answers among them.
 
     Args:
         batch: images per pass.
@@ -84,7 +84,7 @@ def predictions(
     files: Sequence[str],
     classes: Sequence[str] | None,
 ) -> list[Prediction]:
-    """Returns what is said of the first images, and of the first wrong ones, :data:`SHOWN` of each."""
+    """Returns predictions of the first images, and of the first wrong ones, :data:`SHOWN` of each."""
     wrong = [] if labels is None else np.flatnonzero(rows.argmax(axis=1) != labels)[:SHOWN]
     found = []
     for index in dict.fromkeys([*range(min(SHOWN, len(rows))), *map(int, wrong)]):

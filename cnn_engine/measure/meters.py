@@ -310,7 +310,7 @@ class InsideMeter:
 
 
 def device_meter(device: Any, records: bool) -> tuple[RecordMeter | EventMeter | None, str | None]:
-    """Returns what measures work on ``device``, and why it is not by records; None for a CPU."""
+    """Returns the meter of work on ``device``, and a reason if it does not use records; None for a CPU."""
     if device.kind != "cuda":
         return None, None
     if not records:

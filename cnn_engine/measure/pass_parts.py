@@ -38,7 +38,7 @@ class Parts:
 def usual(
     clocked: Sequence[Sequence[float]], lengths: Sequence[float], reading_s: float
 ) -> tuple[np.ndarray, float]:
-    """Returns the marks of a usual pass, the first of them 0, and its length, without what its marks cost.
+    """Returns the marks of a usual pass, from 0 on, and its length, without the cost of the marks.
 
     It is the mean of the middle quarter of passes by length. Means of whole passes add up, unlike medians:
     the mean of a sum is the sum of the means. Passes are chosen by their own length, not by that of passes

@@ -253,7 +253,7 @@ def _limited(independent: float, levels: list[float]) -> float:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Where one more run of the same lies, by the runs that there are.
+    """Prediction interval of one more run, by the runs that there are.
 
     Attributes:
         centre: the geometric mean of the runs' values.

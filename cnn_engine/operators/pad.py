@@ -47,7 +47,7 @@ class Pad(Operator):
         return ((tuple(sizes), inputs[0].dtype),)
 
     def positions(self, size: int, axis: int) -> np.ndarray:
-        """Returns what stands at each place along ``axis`` of the output: a place in x, or -1: the constant.
+        """Returns the position in x of each position along ``axis`` of the output; -1 is the constant.
 
         Args:
             size: x's along ``axis``.

@@ -1,4 +1,4 @@
-"""where: y = a where the condition holds, else b; the three shapes broadcast by NumPy's rules."""
+"""``where``: y = a if the condition holds, else b; the three shapes broadcast by NumPy's rules."""
 
 from __future__ import annotations
 

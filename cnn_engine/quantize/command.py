@@ -1,4 +1,4 @@
-"""``cnn-engine quantize``: an ONNX file of 8-bit integers from one of floats, and what that costs."""
+"""``cnn-engine quantize``: an ONNX file of 8-bit integers from one of floats, and the loss of each layer."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ class FloatModel:
 
 
 def names_read(node) -> Iterator[str]:
-    """Yields the names of what a node reads, and of what its subgraphs do: those of If, Loop and Scan."""
+    """Yields the names of a node's inputs, and of tensors that subgraphs of If, Loop and Scan read."""
     yield from node.input
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):

@@ -139,7 +139,7 @@ def check(found: Check | None) -> str:
 
 
 def outputs(found: Check | None) -> list[tuple[str, str]]:
-    """Returns each output of a network that is no classifier: how far off, and what rounding may flip."""
+    """Returns a line for each output of a network other than a classifier: its errors."""
     every = [] if found is None else found.outputs
     if len(every) == 1 and len(every[0].shape) == 2 and every[0].reads != "border":
         return []

@@ -104,7 +104,7 @@ class Batcher:
         return len(self._heap)
 
     def close(self) -> None:
-        """Refuses what comes from now on, and returns when all that waits is answered."""
+        """Refuses new requests, and returns when all waiting ones are answered."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

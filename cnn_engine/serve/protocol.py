@@ -36,7 +36,7 @@ MOST_DIMENSIONS = 16
 
 @dataclass(frozen=True)
 class SharedPart:
-    """Where a tensor lies in a shared memory region."""
+    """Part of a shared memory region that holds a tensor."""
 
     region: str
     offset: int

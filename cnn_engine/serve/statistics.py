@@ -20,7 +20,7 @@ BOUNDS = (
 
 @dataclass
 class Duration:
-    """How often something happened, and its seconds in all."""
+    """Count of events, and their seconds in all."""
 
     count: int = 0
     seconds: float = 0.0

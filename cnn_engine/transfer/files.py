@@ -157,7 +157,7 @@ class RawNetwork:
             self._changed.discard(key)
 
     def weights_path(self, mode: Mode) -> Path:
-        """Where the times of the weights are; they are float32 and go to the device only."""
+        """Path of the weights' times; they are float32 and go to the device only."""
         suffix = "" if mode.memory == "pageable" else f"_{mode.memory}"
         return self.folder / f"{WEIGHTS}{suffix}.txt"
 
@@ -320,7 +320,7 @@ def write_document(path: Path, document: dict[str, Any]) -> None:
 
 
 def read_document(path: Path, what: str) -> dict[str, Any]:
-    """Returns the JSON object in a file that :func:`write_document` wrote; ``what``: its name in errors.
+    """Returns the JSON object in a file that :func:`write_document` wrote.
 
     Raises:
         InputError: it cannot be read, is no JSON object, or is of another schema.
@@ -358,7 +358,7 @@ def read_machine(folder: Path) -> dict[str, Any]:
 def machine_document(
     before: dict[str, Any], described: dict[str, Any], peak: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns ``machine.json`` for work on the machine ``described``, after what it said ``before``."""
+    """Returns ``machine.json`` for work on the machine ``described``, given its content ``before``."""
     this = [described[key] for key in ("cpu", "gpu", "driver")]
     machines = [machine for machine in before.get("machines", []) if machine != this]
     return {"environment": described, "peak": peak, "machines": [*machines, this]}

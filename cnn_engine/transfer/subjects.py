@@ -116,7 +116,7 @@ def find(name: str) -> Subject:
 
 
 def of_model(path: str, **given: Any) -> Subject:
-    """Returns what an ONNX model reads for one image, and its weights.
+    """Returns the inputs of an ONNX model for one image, and its weights.
 
     Images [N, C, H, W] are moved in their own type. Other inputs, such as audio, ids or several arrays, are
     moved as so many bytes, ``shape`` being (1, 1, bytes): all that has a row for each image, or all inputs of

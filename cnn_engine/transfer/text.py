@@ -82,7 +82,7 @@ def _fits(one: Analysis) -> list[tuple[str, str]]:
 
 
 def predictions(found: list[Prediction], bare: bool) -> str:
-    """Returns a line for each: the seconds as a plain number first, and (unless ``bare``) of what."""
+    """Returns a line for each prediction: seconds as a plain number, then (unless ``bare``) its subject."""
     lines = []
     for each in found:
         line = f"{each.seconds:.9g}"

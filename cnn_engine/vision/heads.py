@@ -44,7 +44,7 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """What heads look at.
+    """Facts about a network by which a head is chosen.
 
     Attributes:
         outputs: of the network.

@@ -1,4 +1,4 @@
-"""Draws what a network sees: boxes with their names, masks as colours, and pictures that it made."""
+"""Draws a network's outputs: boxes with names, masks as colours, and pictures."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def check_folder(path: str, data: str, option: str) -> Path:
 def draw_all(
     engine: Engine, sight: Sight, files: Sequence[str], root: str, folder: Path, option: str
 ) -> list[dict[str, Any]]:
-    """Draws what a network sees in files of images, each picture whole or not at all.
+    """Draws a network's outputs on files of images, each picture whole or not at all.
 
     ``found.json`` is written last: what was found in each file.
 

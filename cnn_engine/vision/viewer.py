@@ -105,7 +105,7 @@ def class_name(names: Sequence[str] | None, number: int) -> str:
 
 @dataclass(frozen=True)
 class Sight:
-    """How images become what a network reads, and its outputs what people see.
+    """Preprocessing of images, and the head that reads a network's outputs.
 
     Attributes:
         head: the layout of the outputs.
@@ -200,7 +200,7 @@ def sight_of(
     iou: float = IOU,
     most: int = MOST_BOXES,
 ) -> Sight:
-    """Returns how a network's outputs become what people see; see :class:`Viewer` for the arguments.
+    """Returns the preprocessing and the head of a network; see :class:`Viewer` for the arguments.
 
     Raises:
         InputError: an argument is at fault, or nobody says how images are prepared.
@@ -282,7 +282,7 @@ def _check_sizes(network: Model, form: Any, preprocess: Preprocess) -> None:
 
 
 class Viewer:
-    """Says what a network sees in photos: boxes, masks, or pictures that it makes.
+    """Reads a network's outputs for photos: boxes, masks or pictures.
 
     Non-maximum suppression and all else that follows the network's outputs is computed on the host.
 

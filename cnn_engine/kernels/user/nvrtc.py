@@ -64,7 +64,7 @@ def why_not() -> str | None:
 
 
 def compiled_for(target: Target) -> tuple[str, bool]:
-    """Returns what NVRTC is to compile for, and whether that is machine code (else PTX)."""
+    """Returns NVRTC's architecture for a target, and whether it gives machine code (else PTX)."""
     known = sorted(_nvrtc().getSupportedArchs())
     number = target.number
     if number in known:

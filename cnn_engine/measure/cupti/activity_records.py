@@ -234,7 +234,7 @@ class Trace:
                 self._new.copies.append(self._copy(record))
 
     def finish(self, name_of: Callable[[int, int], str]) -> None:
-        """Names the API calls, leaves out those inside of others, and sorts what was added by time.
+        """Names the API calls, leaves out those inside of others, and sorts all records by time.
 
         ``name_of`` returns the name of an API function from its kind (RUNTIME or DRIVER) and its number.
         """

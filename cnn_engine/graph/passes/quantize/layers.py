@@ -222,7 +222,7 @@ class Lowering:
         make: Callable[[Ending], tuple[Operator, tuple[str | None, ...]] | str],
         end: Ending,
     ) -> str | None:
-        """Puts a layer in the place of ``node`` and what follows; returns why it cannot be, or None."""
+        """Replaces ``node`` and the nodes after it by a layer; returns a reason against it, or None."""
         if not self.rewrites.free(node, *end.nodes):
             return None
         made = make(end)

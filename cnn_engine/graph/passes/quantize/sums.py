@@ -19,7 +19,7 @@ Y_ZERO, RESIDUAL = 6, 7
 
 
 def fuse_sums(graph: Graph) -> Graph:
-    """Has convolutions add residuals, where nothing else reads what they made: the same integers."""
+    """Has convolutions add residuals, where nothing else reads their outputs: the same integers."""
     rewrites = Rewrites(graph)
     for node in graph.nodes:
         if type(node.op) is not QuantizedAdd:
