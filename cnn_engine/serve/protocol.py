@@ -10,6 +10,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 import numpy as np
@@ -240,7 +241,8 @@ def answers(
             continue
         datatype = DATATYPES.get(array.dtype.name)
         if datatype is None:
-            raise Refused(501, f"{one.name}: the protocol has no type for {array.dtype}")
+            message = f"{one.name}: the protocol has no type for {array.dtype}"
+            raise Refused(HTTPStatus.NOT_IMPLEMENTED, message)
         data: np.ndarray | None = array
         if one.shared is not None:
             _put(one, array.reshape(-1).view(np.uint8), regions)

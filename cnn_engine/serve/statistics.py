@@ -18,6 +18,10 @@ BOUNDS = (
 )  # fmt: skip
 
 
+#: Images of a pass from which on all are counted together: clients choose sizes, and each has memory here.
+LARGEST = 4096
+
+
 @dataclass
 class Duration:
     """Count of events, and their seconds in all."""
@@ -44,7 +48,7 @@ class Statistics:
         queue: from a request's arrival to its pass; the others are of passes, for each request of one.
         compute_input, compute_infer, compute_output: inputs put together, the network, outputs taken apart.
         inferences: images; :attr:`executions` are passes.
-        batches: images of a pass -> its three parts.
+        batches: images of a pass -> its three parts; :data:`LARGEST` stands for itself and for more.
         rejected: requests that found the queue full.
         buckets: answers by latency, of :data:`BOUNDS` and above.
         last: when the last pass ended, in milliseconds since 1970.
@@ -85,9 +89,10 @@ class Statistics:
             self.inferences += rows
             self.executions += 1
             self.last = time.time_ns() // 1_000_000
-            if rows not in self.batches:
-                self.batches[rows] = (Duration(), Duration(), Duration())
-            for duration, seconds in zip(self.batches[rows], parts, strict=True):
+            size = min(rows, LARGEST)
+            if size not in self.batches:
+                self.batches[size] = (Duration(), Duration(), Duration())
+            for duration, seconds in zip(self.batches[size], parts, strict=True):
                 duration.add(seconds)
 
     def described(self, name: str, version: str) -> dict[str, Any]:

@@ -507,6 +507,15 @@ def test_a_wrong_request_does_not_spoil_those_beside_it(queue):
     assert (statistics.success.count, statistics.fail.count) == (3, 1)
 
 
+def test_sizes_that_clients_choose_take_no_memory_without_end():
+    statistics = Statistics()
+    for rows in range(1, 20_000):
+        statistics.ran([], rows, 0.0, 0.0, 0.0, 0.0)
+    found = statistics.described("m", "1")["batch_stats"]
+    assert len(found) == 4096
+    assert sum(row["compute_infer"]["count"] for row in found) == statistics.executions == 19_999
+
+
 def test_late_requests_and_those_past_the_queue_are_refused(queue):
     slow, batcher, statistics = queue
     first, _ = job(100.0, key=None)
