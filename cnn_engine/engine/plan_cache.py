@@ -17,7 +17,7 @@ from ..devices.cpu import CpuDevice
 from ..errors import InputError
 from ..floating_point import usual_mode
 from ..locks import ForkSafeLock
-from ..plan.memory import ALIGNMENT
+from ..plan.packing import ALIGNMENT
 from ..plan.plan import Plan
 
 if TYPE_CHECKING:

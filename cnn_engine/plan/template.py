@@ -29,7 +29,7 @@ from ..lower.lowering import Program
 from ..lower.placement import Placed
 from ..operators.report_kinds import REPORT_KINDS
 from .arenas import plan_memory
-from .memory import Lifetime, Stack
+from .packing import Lifetime, Stack
 from .plan import Slot, Step
 
 _log = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from cnn_engine.operators.norm import BatchNorm
 from cnn_engine.operators.pad import Pad
 from cnn_engine.operators.shaping import Concat, Reshape, Transpose
 from cnn_engine.operators.unary import Neg, Relu, Tanh
-from cnn_engine.plan import memory
+from cnn_engine.plan import packing
 from cnn_engine.plan.builder import plan_memory
 
 
@@ -162,9 +162,9 @@ def test_what_is_known_of_a_node_is_not_inferred_again(monkeypatch):
 
 
 def test_values_that_are_never_alive_together_are_packed_in_little_time():
-    lives = [memory.Lifetime(i, 256 * (1 + i % 3), i, i + 2) for i in range(4000)]
-    assert calls_of(lambda: memory.pack(lives)) < 300 * len(lives)
-    assert memory.pack(lives)[1] == memory.most_alive(lives)
+    lives = [packing.Lifetime(i, 256 * (1 + i % 3), i, i + 2) for i in range(4000)]
+    assert calls_of(lambda: packing.pack(lives)) < 300 * len(lives)
+    assert packing.pack(lives)[1] == packing.most_alive(lives)
 
 
 # -- all passes of a device, placing and planning ----------------------------------------------------
@@ -276,7 +276,7 @@ def test_10_000_nodes_take_time_by_their_number(network, kind):
 def test_thousands_that_are_alive_together_are_packed_tightly():
     rng = np.random.default_rng(0)
     lives = [
-        memory.Lifetime(i, 256 * int(size), int(first), int(first + length))
+        packing.Lifetime(i, 256 * int(size), int(first), int(first + length))
         for i, (size, first, length) in enumerate(
             zip(
                 rng.integers(1, 9, 4000),
@@ -286,9 +286,9 @@ def test_thousands_that_are_alive_together_are_packed_tightly():
             )
         )
     ]
-    offsets, nbytes = memory.pack(lives)
-    assert nbytes <= 1.35 * memory.most_alive(lives)
-    alive: list[memory.Lifetime] = []
+    offsets, nbytes = packing.pack(lives)
+    assert nbytes <= 1.35 * packing.most_alive(lives)
+    alive: list[packing.Lifetime] = []
     for life in sorted(lives, key=lambda life: life.first):
         alive = [other for other in alive if other.last >= life.first]
         begin = offsets[life.name]

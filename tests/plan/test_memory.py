@@ -17,9 +17,9 @@ from cnn_engine.graph.graph import Graph
 from cnn_engine.operators.max_pool2d import MaxPool2d
 from cnn_engine.operators.shaping import Concat, Reshape
 from cnn_engine.operators.unary import Neg
-from cnn_engine.plan import memory
+from cnn_engine.plan import memory, packing
 from cnn_engine.plan.builder import plan_memory
-from cnn_engine.plan.memory import Lifetime
+from cnn_engine.plan.packing import Lifetime
 
 #: What a plan may take, of the most that is alive at once.
 SLACK = 1.1
@@ -76,7 +76,7 @@ def test_networks_take_little_more_than_what_is_alive(graph):
 @settings(max_examples=100, deadline=None)
 def test_lifetimes_that_meet_do_not_overlap(rows):
     lives = [Lifetime(i, 256 * n, first, first + more) for i, (n, first, more) in enumerate(rows)]
-    positions, size = memory.pack(lives)
+    positions, size = packing.pack(lives)
     for a in lives:
         assert 0 <= positions[a.name] <= size - a.nbytes
         for b in lives:
@@ -86,14 +86,14 @@ def test_lifetimes_that_meet_do_not_overlap(rows):
                     or positions[b.name] + b.nbytes <= positions[a.name]
                 )
                 assert apart, (a, b)
-    assert size >= memory.most_alive(lives)
+    assert size >= packing.most_alive(lives)
 
 
 def test_what_ends_highest_is_placed_first_in_turn():
     """A chain as mnasnet's, where none of the orders that are tried first packs as tightly as can be."""
     sizes = (3, 8, 8, 4, 12, 3)
     lives = [Lifetime(i, 256 * n, i, i + 1) for i, n in enumerate(sizes)]
-    assert memory.pack(lives)[1] == memory.most_alive(lives) == 16 * 256
+    assert packing.pack(lives)[1] == packing.most_alive(lives) == 16 * 256
 
 
 @given(st.integers(0, 10**6), st.integers(1, 40), st.integers(1, 3))

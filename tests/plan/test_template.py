@@ -18,7 +18,7 @@ from cnn_engine.graph.compiled import decisions_of, numbers_of
 from cnn_engine.graph.dims import Dim, Evaluator, Guard, least, most
 from cnn_engine.graph.graph import Graph
 from cnn_engine.lower.lowering import Program
-from cnn_engine.plan.memory import Lifetime, Stack
+from cnn_engine.plan.packing import Lifetime, Stack
 from cnn_engine.plan.template import WORTH_ONE
 
 node = helper.make_node
