@@ -20,6 +20,9 @@ from .rank import Entry, over_processes
 #: What the baseline is called on the board.
 BASELINE = "baseline"
 
+#: Part of a speedup that may be noise.
+ALLOWED = 0.05
+
 COLUMNS = (
     "submission", "points", "possible", "correct", "fault", "seconds", "seconds_low", "seconds_high",
     "speedup", "speedup_low", "speedup_high",
@@ -92,8 +95,8 @@ def device_of(paths: Sequence[str]) -> str:
 def grades(entries: Sequence[Entry], pack: Pack) -> list[Grade]:
     """Returns the marks, the best first, of entries that were ranked.
 
-    A step of speed counts as reached unless the whole interval of the speedup lies below it: noise costs
-    nobody a point.
+    A step of speed counts as reached from :data:`ALLOWED` below it on, as far as the interval of the speedup
+    reaches: noise costs nobody a point, and a wide interval of few processes gives none away.
 
     Raises:
         InputError: the baseline has a fault, so that nobody's speed can be judged.
@@ -111,7 +114,8 @@ def grades(entries: Sequence[Entry], pack: Pack) -> list[Grade]:
             continue
         pairs = zip(baseline.totals, entry.totals, strict=False)
         speedup = over_processes([ours / theirs for ours, theirs in pairs])
-        reached = speedup.high if speedup.high is not None else speedup.value
+        allowed = speedup.value * (1 + ALLOWED)
+        reached = allowed if speedup.high is None else min(allowed, speedup.high)
         found.append(Grade(entry.name, pack.points(reached), pack.most, None, entry.total, speedup))
     return sorted(
         found, key=lambda grade: (-grade.points, grade.fault is not None, grade.submission)

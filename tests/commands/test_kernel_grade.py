@@ -113,7 +113,7 @@ def test_noise_costs_nobody_a_point_and_a_clear_gap_does(tmp_path):
         )
     )
     rng = np.random.default_rng(0)
-    noise = np.exp(0.05 * rng.standard_normal((3, 5)))
+    noise = np.exp(0.03 * rng.standard_normal((3, 5)))
     entries = [
         entry(grade.BASELINE, 2.0 * noise[0]),
         entry("near", 1.01 * noise[1]),
@@ -123,6 +123,9 @@ def test_noise_costs_nobody_a_point_and_a_clear_gap_does(tmp_path):
     found = {mark.submission: mark for mark in grade.grades(entries, given)}
     assert (found["near"].points, found["far"].points, found["wrong"].points) == (100, 50, 0)
     assert found["near"].speedup.low < 2 / 1.01 < found["near"].speedup.high
+    wild = [entry(grade.BASELINE, [1.0, 100.0]), entry("wild", [1.0, 100.0 / 1.2])]
+    assert wild[0].total.high > 1e6  # of two processes: it must not give points away
+    assert grade.grades(wild, given)[0].points == 50
     with pytest.raises(InputError, match="baseline: expected a right kernel"):
         grade.grades([entry(grade.BASELINE, [], "wrong"), entries[1]], given)
 
