@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 from collections.abc import Iterable
 from http import HTTPStatus
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from .. import workload
 from ..errors import CnnEngineError, did_you_mean, expected
+from ..locks import ForkSafeLock
 from .errors import Refused, not_found, refusal
 from .model import SAVED, ServedModel, Settings
 
@@ -43,8 +43,8 @@ class Repository:
         self._reasons: dict[str, str] = {}
         self._loading: set[str] = set()
         self._begun = False  # until all have been tried once
-        self._lock = threading.Lock()  # of the three above
-        self._changing = threading.Lock()  # one model is loaded at a time
+        self._lock = ForkSafeLock()  # of the three above
+        self._changing = ForkSafeLock()  # one model is loaded at a time
         self.find()  # a wrong path is told before anything is loaded
 
     def find(self) -> dict[str, tuple[str, Path | str]]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 import stat
-import threading
 from dataclasses import dataclass
 
 import numpy as np
 
+from ..locks import ForkSafeLock
 from .errors import invalid, not_found
 
 FOLDER = "/dev/shm"
@@ -54,7 +54,7 @@ class Regions:
     def __init__(self, allowed: bool) -> None:
         self.allowed = allowed
         self._regions: dict[str, Region] = {}
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Registers a region; a name that is taken is refused.

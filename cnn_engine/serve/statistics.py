@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import bisect
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from ..locks import ForkSafeLock
 
 if TYPE_CHECKING:
     from .batching import Job
@@ -66,7 +67,7 @@ class Statistics:
     last: int = 0
     batches: dict[int, tuple[Duration, Duration, Duration]] = field(default_factory=dict)
     buckets: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: ForkSafeLock = field(default_factory=ForkSafeLock)
 
     def failed(self, seconds: float) -> None:
         """Counts a request that was answered with an error."""
