@@ -166,7 +166,7 @@ def test_other_batches_are_compared_by_the_image():
     assert throughput.ratio.value == pytest.approx(2, rel=0.01)
     assert throughput.verdict == FASTER
     assert any("batches differ" in warning for warning in found.warnings)
-    assert "pass p50, an image" in compare.render([found], [made(), made()])
+    assert "pass p50, per image" in compare.render([found], [made(), made()])
 
 
 def test_what_differs_is_listed_and_what_is_of_the_moment_is_not():
