@@ -12,7 +12,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import chain
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -20,8 +19,7 @@ from .. import kernels
 from ..devices import Buffer
 from ..devices.cpu import CpuDevice
 from ..errors import CnnEngineError
-from ..graph.compiled import decisions_of, numbers_of
-from ..graph.dims import Dim, Guard, Sizes, holds_dims, recorded, substituted
+from ..graph.dims import Dim, Sizes, recorded, substituted
 from ..graph.graph import Graph, Node, Value
 from ..kernels import Bound, Call, Kernel
 from ..kernels.native import Deferred
@@ -29,6 +27,7 @@ from ..lower.lowering import Program
 from ..lower.placement import Placed
 from ..operators.report_kinds import REPORT_KINDS
 from .arenas import plan_memory
+from .expressions import Expressions, FilledArguments, Numbers
 from .packing import Lifetime, Stack
 from .plan import Slot, Step
 
@@ -48,112 +47,7 @@ MOST_CANDIDATES = 64
 _TAKES_NUMBERS = TypeError, ValueError, KeyError, AttributeError, IndexError, CnnEngineError
 
 
-class _Expressions:
-    """Numbers, decisions and structs that depend on sizes, each known by an index."""
-
-    def __init__(self, symbols: Sequence[str]) -> None:
-        self.symbols = symbols
-        self._dims: dict[tuple, int] = {}
-        self._guards: dict[tuple, int] = {}
-        self._deferred: dict[Deferred, int] = {}
-        self._calls: list[tuple[Callable[..., Any], _Filled]] = []
-        self._pending: tuple[list[Dim], list[Guard]] = ([], [])
-        self._compiled: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
-
-    def number(self, dim: Dim) -> int:
-        """Returns the index of an expression among the numbers."""
-        if dim.terms not in self._dims:
-            self._dims[dim.terms] = len(self._dims)
-            self._pending[0].append(dim)
-        return self._dims[dim.terms]
-
-    def decision(self, guard: Guard) -> int:
-        """Returns the index of a guard among the decisions."""
-        key = guard.kind, guard.terms, guard.outcome
-        if key not in self._guards:
-            self._guards[key] = len(self._guards)
-            self._pending[1].append(guard)
-        return self._guards[key]
-
-    def struct(self, deferred: Deferred) -> int:
-        """Returns the index of a deferred call among the structs."""
-        found = self._deferred.get(deferred)
-        if found is None:
-            filled = _Filled.of(deferred.arguments, self)
-            found = self._deferred[deferred] = len(self._calls)
-            self._calls.append((deferred.function, filled))
-        return found
-
-    def at(self, sizes: Sizes) -> _Numbers:
-        """Returns what all are at these sizes, structs when they are asked for."""
-        if any(self._pending):
-            dims, guards = self._pending
-            self._compiled.append(
-                (numbers_of(self.symbols, dims), decisions_of(self.symbols, guards))
-            )
-            self._pending = [], []
-        given = [number for _, number in sizes.numbers]
-        found = [(numbers(*given), decisions(*given)) for numbers, decisions in self._compiled]
-        return _Numbers(
-            list(chain.from_iterable(numbers for numbers, _ in found)),
-            tuple(chain.from_iterable(decisions for _, decisions in found)),
-            self._calls,
-        )
-
-
-class _Numbers:
-    """Expressions at some sizes."""
-
-    def __init__(
-        self, numbers: list[int], decisions: tuple[bool, ...], calls: list[tuple[Any, _Filled]]
-    ) -> None:
-        self.numbers, self.decisions = numbers, decisions
-        self._calls = calls
-        self._structs: dict[int, Any] = {}
-
-    def struct(self, index: int) -> Any:
-        """Returns a struct, made when it is first asked for."""
-        found = self._structs.get(index)
-        if found is None:
-            function, filled = self._calls[index]
-            found = self._structs[index] = function(*filled.at(self))
-        return found
-
-    def of(self, place: int | None, struct: int | None, number: int) -> int:
-        """Returns a number: an expression's, a deferred call's, or the one that is given."""
-        if place is not None:
-            return self.numbers[place]
-        return number if struct is None else self.struct(struct)
-
-
-@dataclass(frozen=True)
-class _Filled:
-    """Arguments, with the places that are filled in for each size."""
-
-    arguments: tuple[Any, ...]
-    numbers: tuple[tuple[int, int], ...]
-    structs: tuple[tuple[int, int], ...]
-
-    @staticmethod
-    def of(arguments: Sequence[Any], expressions: _Expressions) -> _Filled:
-        numbers, structs = [], []
-        for place, argument in enumerate(arguments):
-            if type(argument) is Dim:
-                numbers.append((place, expressions.number(argument)))
-            elif type(argument) is Deferred:
-                structs.append((place, expressions.struct(argument)))
-            elif holds_dims(argument):
-                raise TypeError(f"expected numbers among arguments, found {argument!r}")
-        return _Filled(tuple(arguments), tuple(numbers), tuple(structs))
-
-    def at(self, at: _Numbers) -> list[Any]:
-        """Returns the arguments at some sizes."""
-        found, numbers = list(self.arguments), at.numbers
-        for place, index in self.numbers:
-            found[place] = numbers[index]
-        for place, index in self.structs:
-            found[place] = at.struct(index)
-        return found
+_NO_ARGUMENTS = FilledArguments((), (), ())
 
 
 @dataclass(frozen=True)
@@ -175,11 +69,11 @@ class _Form:
     workspace: tuple[int | None, int | None, int]
     shown: str
     function: Callable[..., None] | None = None
-    filled: _Filled = _Filled((), (), ())
+    filled: FilledArguments = _NO_ARGUMENTS
     addresses: tuple[tuple[int, int, tuple], ...] = ()
     slots: tuple[tuple[int, str, tuple], ...] = ()
 
-    def fits(self, at: _Numbers) -> bool:
+    def fits(self, at: Numbers) -> bool:
         return all(at.of(*one) == one[2] for one in self.way)
 
 
@@ -204,7 +98,7 @@ class Template:
         self.fallbacks = placed.fallbacks
         self._program = program
         self._threads = program.placement.threads
-        self._expressions = _Expressions([symbol for symbol, _ in sizes.numbers])
+        self._expressions = Expressions([symbol for symbol, _ in sizes.numbers])
         names = [value.name for value in symbolic.inputs]  # in the order of the caller's addresses
         self._slots = {name: name for name in names}
         for name, called in zip(placed.graph.outputs, placed.outputs, strict=True):
@@ -235,7 +129,7 @@ class Template:
             self._add_form(place, placed, sizes)
 
     def _expression(self, number: Any) -> tuple[int | None, int | None, int]:
-        """Returns a number as :meth:`_Numbers.of` takes it."""
+        """Returns a number as :meth:`Numbers.of` takes it."""
         if type(number) is Dim:
             return self._expressions.number(number), None, 0
         if type(number) is Deferred:
@@ -281,7 +175,7 @@ class Template:
         kernel = placed.kernels.get(node.name)
         return kernel is not None and _traits(kernel) == self._traits[place]
 
-    def _candidates_at(self, at: _Numbers) -> list[list[_Form] | None]:
+    def _candidates_at(self, at: Numbers) -> list[list[_Form] | None]:
         found = self._candidates.get(at.decisions)
         if found is None:
             if len(self._candidates) >= MOST_CANDIDATES:
@@ -385,7 +279,12 @@ class Template:
                     addresses.append((index, self._storages[name], offset))
                 argument = 0
             plain.append(argument)
-        return function, _Filled.of(plain, self._expressions), tuple(addresses), tuple(slots)
+        return (
+            function,
+            FilledArguments.of(plain, self._expressions),
+            tuple(addresses),
+            tuple(slots),
+        )
 
     def _stand_in(self, name: str | None, graph: Graph) -> Any:
         """Returns the address of a constant, or what stands for another value's."""
@@ -429,7 +328,7 @@ class Sized:
     def __init__(
         self,
         template: Template,
-        at: _Numbers,
+        at: Numbers,
         forms: Sequence[_Form | None],
         sizes: Sizes,
         placed: Callable[[], Placed],
