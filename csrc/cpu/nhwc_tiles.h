@@ -66,11 +66,26 @@ CNN_ENGINE_INLINE void finish_tile(const TileOf<Lane>& p, const Vec<W> (&sum)[T]
                                    const float* residual) {
   finish_sums<W, B, T, true>(p, sum, output, residual);
 }
-// Of a tile of which the first filters alone are there.
+// Of a tile of which the first filters alone are there. Masks inlined beside the products would
+// take registers from the accumulators of every tile.
+template <int W, int B, int T, typename Lane>
+[[gnu::noinline]] void finish_stored(const TileOf<Lane>& p, const float* sums, float* output,
+                                     const float* residual) {
+  Vec<W> sum[T][B];
+  for (int i = 0; i < T * B; ++i) sum[i / B][i % B] = load<W>(sums + i * W);
+  finish_sums<W, B, T, false>(p, sum, output, residual);
+}
 template <int W, int B, int T, typename Lane>
 CNN_ENGINE_INLINE void finish_edge(const TileOf<Lane>& p, const Vec<W> (&sum)[T][B], float* output,
                                    const float* residual) {
-  finish_sums<W, B, T, false>(p, sum, output, residual);
+  float sums[T * B * W];
+  // Unrolled: an index that is not known would keep the accumulators of every tile in memory.
+#pragma GCC unroll 16
+  for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) store<W>(sums + (t * B + b) * W, sum[t][b]);
+  }
+  finish_stored<W, B, T>(p, sums, output, residual);
 }
 
 template <typename Lane, int W, int B, int T>
