@@ -197,28 +197,23 @@ def _grade(options: argparse.Namespace) -> int:
     device = devices.select(options.device or kind)
     options.network, options.model, options.batch = pack.network, pack.model, pack.batch
     options.input_shape, options.constant = [], []
-    name, batch, graph = _graph(options)
     show = not options.quiet and "-" not in outputs.values()
     with tempfile.TemporaryDirectory() as room:
         entries = grade.entries_of(options.files, pack, device.kind, Path(room))
-        found = _board(options, pack.operator, device, name, batch, graph, entries)
 
-        def kept(entries: list[rank.Entry], complete: bool = False) -> None:
-            found.entries, found.complete = entries, complete
-            baseline = next(entry for entry in entries if entry.name == grade.BASELINE)
-            if complete or baseline.processes:  # marks so far are kept, whatever comes next
-                _write_marks(outputs, found, pack, complete)
+        def keep(found: rank.Board) -> None:
+            baseline = next(entry for entry in found.entries if entry.name == grade.BASELINE)
+            if found.complete or baseline.processes:  # marks so far are kept, whatever comes next
+                _write_marks(outputs, found, pack)
 
-        _run(options, found, graph, device, kept, teller(show))
+        found = _ranked(options, pack.operator, device, entries, keep, teller(show))
     if show:
         baseline = next(entry for entry in found.entries if entry.name == grade.BASELINE)
         cli.show(grade.text(grade.grades(found.entries, pack), pack, baseline))
     return cli.DONE
 
 
-def _write_marks(
-    outputs: dict[str, str | None], found: rank.Board, pack: packs.Pack, complete: bool
-) -> None:
+def _write_marks(outputs: dict[str, str | None], found: rank.Board, pack: packs.Pack) -> None:
     """Writes a class's marks where --json and --csv say; to standard output once they are complete."""
     marks = grade.grades(found.entries, pack)
     content = {**found.to_dict(), "pack": pack.name, "grades": [mark.to_dict() for mark in marks]}
@@ -226,7 +221,7 @@ def _write_marks(
         (outputs["--json"], lambda: json.dumps(content, indent=1) + "\n"),
         (outputs["--csv"], lambda: grade.table(marks)),
     ):
-        if path and (complete or path != "-"):
+        if path and (found.complete or path != "-"):
             write_text(path, text_of())
 
 
@@ -243,15 +238,12 @@ def _rank(options: argparse.Namespace) -> int:
     if options.device is not None and options.device.partition(":")[0] != kind:
         raise expected("--device", f"{kind}, for which the files are", options.device)
     device = devices.select(options.device or kind)
-    name, batch, graph = _graph(options)
-    found = _board(options, op, device, name, batch, graph, entries)
 
-    def kept(entries: list[rank.Entry], complete: bool = False) -> None:
-        found.entries, found.complete = entries, complete
-        if options.json and (complete or options.json != "-"):
+    def keep(found: rank.Board) -> None:
+        if options.json and (found.complete or options.json != "-"):
             write_text(options.json, json.dumps(found.to_dict(), indent=1) + "\n")
 
-    _run(options, found, graph, device, kept, teller(show))
+    found = _ranked(options, op, device, entries, keep, teller(show))
     if options.html:
         write_text(options.html, leaderboard.page(found))
     if show:
@@ -259,31 +251,32 @@ def _rank(options: argparse.Namespace) -> int:
     return cli.DONE if any(e.fault is None for e in found.entries) else cli.CHECK_FAILED
 
 
-def _board(
-    options: argparse.Namespace, op: str, device: Any, network: str, batch: int, graph: Graph,
-    entries: list[rank.Entry],
+def _ranked(
+    options: argparse.Namespace, op: str, device: Any, entries: list[rank.Entry],
+    keep: Callable[[rank.Board], None], progress: Callable[[str], None],
 ) -> rank.Board:  # fmt: skip
-    """Returns the board of a network's nodes, on which nothing has been timed."""
+    """Checks and times entries on a network's nodes; ``keep`` is called with the board after each process."""
+    name, batch, graph = _graph(options)
     cases = rank.nodes_of(graph, op)
-    return rank.Board(
-        network, op, device.name, batch, thread_counts.check(options.threads, "--threads"),
+    found = rank.Board(
+        name, op, device.name, batch, thread_counts.check(options.threads, "--threads"),
         options.calls, options.rounds, sum(case.graph.cost_of(case.node).flops for case in cases),
         [case.label for case in cases], entries, environment.describe(device),
-        shlex.join(["python", "-m", "cnn_engine.kernel", *options.words]),
+        shlex.join(["python", "-m", "cnn_engine.kernel", *options.words]), complete=False,
     )  # fmt: skip
 
+    def kept(entries: list[rank.Entry]) -> None:
+        found.entries = entries
+        keep(found)
 
-def _run(
-    options: argparse.Namespace, found: rank.Board, graph: Graph, device: Any,
-    kept: Callable[..., None], progress: Callable[[str], None],
-) -> None:  # fmt: skip
-    """Checks and times a board's entries; ``kept`` is called with them after each process."""
     entries = rank.rank(
-        found.entries, rank.nodes_of(graph, found.operator), device.name, found.threads,
-        options.calls, options.rounds, _limits(options), progress, kept,
+        entries, cases, device.name, found.threads, options.calls, options.rounds,
+        _limits(options), progress, kept,
     )  # fmt: skip
     progress("")
-    kept(entries, complete=True)
+    found.complete = True
+    kept(entries)
+    return found
 
 
 def _graph(options: argparse.Namespace) -> tuple[str, int, Graph]:
