@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Hashable
 from http import HTTPStatus
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
@@ -188,10 +187,3 @@ class Batcher:
         self._statistics.ran(jobs, rows, start, ready, ran, perf_counter())
         for job, part in answered:
             job.done(part)
-
-
-def result_or_raise(found: Any) -> Arrays:
-    """Returns a job's result, or raises its exception."""
-    if isinstance(found, BaseException):
-        raise found
-    return found

@@ -18,7 +18,6 @@ from starlette.routing import Route
 
 from .. import __version__
 from . import metrics, protocol
-from .batching import result_or_raise
 from .errors import Refused, invalid, not_found, refusal
 from .model import ServedModel
 from .repository import Repository
@@ -69,7 +68,9 @@ async def infer(
             return
 
     model.submit(request, done)
-    found = result_or_raise(await answer)
+    found = await answer
+    if isinstance(found, BaseException):
+        raise found
     return protocol.answers(request, found, model.labels, served.regions)
 
 
