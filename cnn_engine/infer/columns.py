@@ -106,11 +106,6 @@ def of_engine(engine: Any) -> tuple[Column, ...]:
     return tuple(found)
 
 
-def of_dicts(found: Sequence[dict[str, Any]]) -> tuple[Column, ...]:
-    """Returns columns that :meth:`Column.to_dict` made JSON of."""
-    return tuple(Column(**{**one, "shape": tuple(one["shape"])}) for one in found)
-
-
 def row_bytes(columns: Sequence[Column]) -> int:
     """Returns the bytes of all outputs of one image."""
     return sum(column.nbytes for column in columns)
