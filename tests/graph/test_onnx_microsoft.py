@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import onnx
 import pytest
 import tolerances
+from cpu_time import cpu_seconds, ever
 from onnx import TensorProto, helper
 from onnx_models import model, onnxruntime_outputs, tensor
 
@@ -278,13 +277,11 @@ def test_many_float16_outputs_take_no_time_squared():
         outputs = [tensor(f"y{i}", [2], TensorProto.FLOAT16) for i in range(count)]
         proto = model(nodes, [tensor("x", [2], TensorProto.FLOAT16)], outputs)
         onnx.checker.check_model(proto)
-        start = time.process_time()
-        load(proto)
-        return time.process_time() - start
+        return cpu_seconds(lambda: load(proto))
 
     seconds(50)
-    # 36 where each goes over all nodes; the least of three, since others disturb.
-    assert min(seconds(3200) for _ in range(3)) < 20 * min(seconds(400) for _ in range(3))
+    # 36 where each goes over all nodes.
+    assert ever(lambda: seconds(3200) < 20 * seconds(400))
 
 
 @pytest.mark.parametrize("mode", ["DCR", "CRD"])

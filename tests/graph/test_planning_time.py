@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from time import process_time, thread_time
 
 import numpy as np
 import pytest
+from cpu_time import cpu_seconds, ever
 from fake_cuda import FakeCuda
 from lowered import fuse, lay_channels_last
 
@@ -131,15 +131,10 @@ def test_large_graphs_take_time_by_their_size(network):
     size = {one_input: 10_000, of_functions: 1000, residual: 200}[network]
 
     def seconds(count: int) -> float:
-        best = float("inf")
-        for _ in range(3):  # other work on the machine takes caches away
-            graph = network(count)
-            start = process_time()
-            planned(graph)
-            best = min(best, process_time() - start)
-        return best
+        graph = network(count)
+        return cpu_seconds(lambda: planned(graph))
 
-    assert seconds(3 * size) < 6 * seconds(size)
+    assert ever(lambda: seconds(3 * size) < 6 * seconds(size))
 
 
 def test_what_is_known_of_a_node_is_not_inferred_again(monkeypatch):
@@ -265,12 +260,11 @@ def test_10_000_nodes_take_time_by_their_number(network, kind):
     """What looks for a name in a list makes no calls. By the square it would be 100 times as long."""
     few, many = network(1000), network(10_000)
     lowered_and_planned(few, kind)
-    times = []
-    for graph in (few, many):
-        start = thread_time()
-        lowered_and_planned(graph, kind)
-        times.append(thread_time() - start)
-    assert times[1] < 35 * times[0]
+
+    def seconds(graph: Graph) -> float:
+        return cpu_seconds(lambda: lowered_and_planned(graph, kind))
+
+    assert ever(lambda: seconds(many) < 35 * seconds(few))
 
 
 def test_thousands_that_are_alive_together_are_packed_tightly():
