@@ -343,6 +343,17 @@ class Result:
         default_factory=list
     )  # the workload's own lines of the text report
 
+    @property
+    def computes_in(self) -> str:
+        """The types of the layers that multiply, such as ``int8``, or ``int8 in 51 of 53 layers, else float32``."""
+        multiply = [layer for layer in self.layers if layer.flops]
+        integer = sum(layer.kind.startswith("quantized_") for layer in multiply)
+        if not integer:
+            return self.dtype
+        if integer == len(multiply):
+            return "int8"
+        return f"int8 in {integer} of {len(multiply)} layers, else {self.dtype}"
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON document, schema 1: plain numbers, strings, lists and dictionaries."""
         latency = self.latency

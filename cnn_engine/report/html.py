@@ -142,7 +142,7 @@ def _compared(results: Sequence[Result]) -> str:
     fields: list[Callable[[Result], str]] = [
         lambda result: result.network,
         lambda result: result.variant + (" with reduction" if result.reduction else ""),
-        lambda result: result.dtype,
+        lambda result: result.computes_in,
         lambda result: result.data_mode,
         lambda result: f"batch {units.count(result.batch)}",
         lambda result: f"{result.device} ({result.device_name})",

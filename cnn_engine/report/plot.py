@@ -116,7 +116,7 @@ def _title(result: Result) -> str:
     """Returns what was run and where, in two lines."""
     median = result.latency and result.latency.to_dict()["p50"] / 1e3
     ran = [
-        result.network, f"batch {units.count(result.batch)}", result.dtype, f"variant {result.variant}",
+        result.network, f"batch {units.count(result.batch)}", result.computes_in, f"variant {result.variant}",
     ]  # fmt: skip
     where = [f"median pass {units.seconds(median)}"] if median else []
     where.append(result.device_name)

@@ -267,7 +267,7 @@ def what_ran(result: Result) -> list[tuple[str, str]]:
         ("Device", f"{result.device}, {result.device_name}"),
         ("Variant", variant(result)),
         ("Reduction", "yes" if result.reduction else "no"),
-        ("Data type", result.dtype),
+        ("Data type", result.computes_in),
         ("Data mode", result.data_mode),
         ("Batch", units.counted(result.batch, "image")),
         ("Threads", units.count(result.threads)),

@@ -48,6 +48,22 @@ def test_layers_and_what_lies_between_are_the_sum_that_is_shown(measured):
     assert document["between"][0]["seconds"] == whole.between[0].seconds
 
 
+@pytest.mark.parametrize(
+    ("integer", "wanted"),
+    [(0, "float32"), (1, "int8 in 1 of 4 layers, else float32"), (4, "int8")],
+)
+def test_the_types_that_layers_compute_in_are_named(measured, integer, wanted):
+    """Those that multiply: a pool between them has no type of its own to tell."""
+    multiply = [layer for layer in measured.layers if layer.flops]
+    changed = [replace(layer, kind=f"quantized_{layer.kind}") for layer in multiply[:integer]]
+    layers = [*changed, *multiply[integer:], replace(multiply[0], kind="max_pool", flops=0)]
+    found = replace(measured, layers=layers)
+    assert len(multiply) == 4
+    assert found.computes_in == wanted
+    assert f"Data type                    : {wanted}\n" in report.text.render(found)
+    assert found.to_dict()["dtype"] == "float32"  # what was asked for
+
+
 def test_every_result_says_when_it_was_and_how_long_it_took(measured):
     started = datetime.strptime(measured.started, "%Y-%m-%dT%H:%M:%SZ")
     age = datetime.now(timezone.utc) - started.replace(tzinfo=timezone.utc)
