@@ -13,7 +13,6 @@ from typing import Any
 
 from ..graph import passes
 from ..graph.graph import Graph, Node, Note
-from ..graph.passes.canonical.convolutions import LEAST_FLOPS_ON_CUDA, MOST_ON_CUDA
 from ..graph.passes.fuse.epilogues import EPILOGUES_ON_CUDA
 from ..graph.passes.fuse.patterns import (
     BOTTLENECK,
@@ -32,7 +31,6 @@ from ..graph.passes.fuse.patterns import (
 from ..graph.passes.fuse.regions import Finder, WhyNot
 from ..kernels import why_not_fuse
 from ..kernels.cuda.depthwise_means import box_of_means
-from ..kernels.cuda.requirements import TENSOR_CORES, WGMMA
 from . import reduced_precision
 
 
@@ -241,11 +239,6 @@ def _images(kind: str) -> Callable[[Setting], bool]:
     return lambda setting: setting.channels_last and setting.device.kind == kind
 
 
-def _on_tensor_cores(setting: Setting) -> bool:
-    on_cuda = setting.channels_last and setting.on_cuda
-    return on_cuda and TENSOR_CORES.met_by(setting.device.target)
-
-
 def _images_in_16_bits(setting: Setting) -> bool:
     return setting.channels_last and setting.stores_16_bits
 
@@ -277,10 +270,6 @@ def _round_rows(graph: Graph, setting: Setting) -> Graph:
 
 def _align_channels(graph: Graph, setting: Setting) -> Graph:
     return passes.align_channels(graph, setting.vector_width)
-
-
-def _regroup(graph: Graph, setting: Setting) -> Graph:
-    return passes.regroup(graph, setting.vector_width, WGMMA.met_by(setting.device.target))
 
 
 def _fuse_prologues(graph: Graph, setting: Setting) -> Graph:
@@ -400,11 +389,6 @@ PIPELINE: tuple[Pass | Repeated, ...] = (
     _pass(
         passes.lower_convolutions, "the CPU's kernels know convolutions of images", _images("cpu")
     ),
-    _pass(
-        passes.convolve_phases, "tensor cores run convolutions, and none that are transposed",
-        _on_tensor_cores, most=MOST_ON_CUDA, least_flops=LEAST_FLOPS_ON_CUDA,
-    ),
-    Pass("regroup", _regroup, "tensor cores multiply whole tiles", _on_tensor_cores),
     LAY_OUT_ON_CPU,
     LAY_OUT_ON_CUDA,
     _pass(

@@ -444,7 +444,6 @@ class _Sharing:
             offset = base
             step = planner.steps[node.name]
             first_place: dict[str, int] = {}
-            found: dict[str, tuple[int, Region]] = {}  # storage that fits -> its first byte
             for place, name in enumerate(node.inputs):
                 first_place.setdefault(name, place)
                 value = graph.values[name]
@@ -460,7 +459,6 @@ class _Sharing:
                 fits = (
                     part is not None
                     and source != target
-                    and source not in found
                     and part.arena == arena
                     and inside == 0
                     and part.nbytes == (rows * columns * item if in_rows else value.nbytes)
@@ -472,16 +470,9 @@ class _Sharing:
                     and all(write <= step for _, write in part.written)
                     and all(write > part.last for write in held.written.meeting(region))
                 )
-                if fits:
-                    found[source] = offset, region
+                if fits and (held.arena is None or self._lengthens(held, part)):
+                    self._share(source, target, offset, region, pitch if in_rows else 0)
                 offset += value.shape[-1] * item if in_rows else value.nbytes
-            # Parts that are alive together take no more in one piece, though each by itself does.
-            together = held.arena is None or (
-                len(found) > 1 and self._lengthens(held, *map(storages.get, found))
-            )
-            for source, (start, region) in found.items():
-                if together or self._lengthens(held, storages[source]):
-                    self._share(source, target, start, region, pitch if in_rows else 0)
 
     def _side_by_side(self, names: Sequence[str | None], source: str) -> int:
         """Returns the columns of the first of ``names`` that lie in ``source``, one after another."""

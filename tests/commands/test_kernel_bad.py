@@ -50,6 +50,16 @@ def test_cpp_is_answered_in_one_line(name, tmp_path):
     assert says(bad, path) in line, line
 
 
+@pytest.mark.parametrize("name", bad_kernels.CPP_CHEATS)
+def test_cheats_are_found_in_timed_calls(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "CALLS", 80)
+    bad = bad_kernels.CPP_CHEATS[name]
+    path = tmp_path / "bad.cpp"
+    path.write_text(bad_kernels.cpp(bad))
+    line = finding(path)
+    assert bad.says in line, line or "it passed"
+
+
 def test_sanitizers_name_the_line(tmp_path):
     bad = bad_kernels.CPP["out of bounds"]
     path = tmp_path / "bad.cpp"

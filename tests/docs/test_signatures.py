@@ -12,11 +12,21 @@ MOST = 8
 
 #: Functions that have more, by their file; nothing is added here.
 LEFT = {
-    # Contracts, and what they pass on: a pointer for each tensor of the operator, in its order.
+    "cpu/blocked.h": {"multiply_edge", "multiply_panel", "multiply_tile"},
     "cpu/conv2d_blocked.cpp": {"conv2d_blocked"},
+    "cpu/conv2d_depthwise.h": {"depthwise_rows", "depthwise_vectors"},
     "cpu/conv2d_nhwc.cpp": {"conv2d_nhwc"},
     "cpu/conv2d_nhwc_bfloat16.cpp": {"conv2d_nhwc_bfloat16"},
+    "cpu/conv2d_nhwc_depthwise.h": {"depthwise"},
+    "cpu/conv2d_nhwc_phases.h": {"write_phase_direct"},
+    "cpu/conv2d_nhwc_winograd.h": {"multiply", "multiply_tiles"},
+    "cpu/conv2d_nhwc_winograd_tiles.h": {"write_tiles"},
     "cpu/expand_depthwise.cpp": {"expand_and_convolve", "expand_depthwise"},
+    "cpu/fused/bfloat16.cpp": {"fused_linear_bfloat16"},
+    "cpu/fused/direct.cpp": {"fused_linear"},
+    "cpu/fused/network.cpp": {"run_part"},
+    "cpu/fused/pointwise.cpp": {"fused_linear"},
+    "cpu/kernels.h": {"fused_linear_bfloat16"},
     "cpu/matmul.cpp": {"linear_blocked", "matmul_blocked", "multiply_blocked", "rows_by_panels"},
     "cpu/quantized_conv2d.cpp": {"quantized_conv2d"},
     "cpu/recurrent.cpp": {"recurrent"},
@@ -30,19 +40,6 @@ LEFT = {
     "ops/matmul.h": {"matmul_blocked"},
     "ops/quantized_conv2d.h": {"quantized_conv2d"},
     "ops/recurrent.h": {"recurrent"},
-    # Inner loops: each argument is a variable of the one loop that calls them.
-    "cpu/blocked.h": {"multiply_edge", "multiply_panel", "multiply_tile"},
-    "cpu/conv2d_depthwise.h": {"depthwise_rows", "depthwise_vectors"},
-    "cpu/conv2d_nhwc_depthwise.h": {"depthwise"},
-    "cpu/conv2d_nhwc_phases.h": {"write_phase_direct"},
-    "cpu/conv2d_nhwc_winograd.h": {"multiply", "multiply_tiles"},
-    "cpu/conv2d_nhwc_winograd_tiles.h": {"write_tiles"},
-    # Entries of the table of fused kernels, which have one type for all instruction sets, and their caller.
-    "cpu/fused/bfloat16.cpp": {"fused_linear_bfloat16"},
-    "cpu/fused/direct.cpp": {"fused_linear"},
-    "cpu/fused/network.cpp": {"run_part"},
-    "cpu/fused/pointwise.cpp": {"fused_linear"},
-    "cpu/kernels.h": {"fused_linear_bfloat16"},
 }
 
 #: A parameter as it is declared: a type, then a name, or a pointer or reference without one.

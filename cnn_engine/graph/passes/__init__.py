@@ -17,12 +17,10 @@ from .canonical.activations import recognise_activations
 from .canonical.batch_norm import fold_affine_after, fold_affine_before
 from .canonical.concatenations import nest_concatenations
 from .canonical.constants import drop_unused, fold_constants, share_constants
-from .canonical.convolutions import convolve_phases, lower_convolutions
-from .canonical.groups import regroup
+from .canonical.convolutions import lower_convolutions
 from .canonical.identities import drop_identities, merge_shapes, reshape_ones
 from .canonical.padding import fold_padding
 from .canonical.parallel import merge_parallel
-from .canonical.scales import factor_scales, split_sums
 from .canonical.transposes import compose_transposes, order_weights
 from .fuse.conv_pairs import fuse_conv_pairs
 from .fuse.epilogues import EPILOGUES, EPILOGUES_ON_CUDA, fuse_activations, fuse_residuals
@@ -45,14 +43,12 @@ __all__ = [
     "compose_transposes",
     "drop_identities",
     "drop_unused",
-    "factor_scales",
     "fold_affine_after",
     "fold_affine_before",
     "fold_constants",
     "fold_dequantized",
     "fold_padding",
     "convolve_matmuls",
-    "convolve_phases",
     "convolve_rows",
     "fold_constants_after",
     "fuse_activations",
@@ -72,12 +68,10 @@ __all__ = [
     "lower_convolutions",
     "pool_before_convolutions",
     "recognise_activations",
-    "regroup",
     "reshape_ones",
     "set_compute_dtype",
     "fuse_excite_scales",
     "share_constants",
-    "split_sums",
     "simplify",
     "until_done",
 ]
@@ -93,8 +87,6 @@ SIMPLIFYING: tuple[Pass, ...] = (
     fold_affine_after,
     fold_affine_before,
     merge_parallel,
-    factor_scales,
-    split_sums,
     drop_unused,
 )
 
