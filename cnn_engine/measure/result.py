@@ -345,7 +345,7 @@ class Result:
 
     @property
     def computes_in(self) -> str:
-        """The types of the layers that multiply, such as ``int8``, or ``int8 in 51 of 53 layers, else float32``."""
+        """The types of the layers that multiply: ``int8``, ``int8 in 51 of 53 layers, else float32`` ..."""
         multiply = [layer for layer in self.layers if layer.flops]
         integer = sum(layer.kind.startswith("quantized_") for layer in multiply)
         if not integer:
