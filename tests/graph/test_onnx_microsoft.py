@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import tolerances
-from cpu_time import cpu_seconds, ever
+from cpu_time import cpu_seconds
 from onnx import TensorProto, helper
 from onnx_models import model, onnxruntime_outputs, tensor
 
@@ -280,8 +280,8 @@ def test_many_float16_outputs_take_no_time_squared():
         return cpu_seconds(lambda: load(proto))
 
     seconds(50)
-    # 36 where each goes over all nodes.
-    assert ever(lambda: seconds(3200) < 20 * seconds(400))
+    # 36 where each goes over all nodes; the least of three, since others disturb.
+    assert min(seconds(3200) for _ in range(3)) < 20 * min(seconds(400) for _ in range(3))
 
 
 @pytest.mark.parametrize("mode", ["DCR", "CRD"])

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from cpu_time import cpu_seconds, ever
+from cpu_time import cpu_seconds
 from fake_cuda import FakeCuda
 from lowered import fuse, lay_channels_last
 
@@ -131,10 +131,10 @@ def test_large_graphs_take_time_by_their_size(network):
     size = {one_input: 10_000, of_functions: 1000, residual: 200}[network]
 
     def seconds(count: int) -> float:
-        graph = network(count)
-        return cpu_seconds(lambda: planned(graph))
+        # The least of three: other work on the machine takes caches away.
+        return min(cpu_seconds(partial(planned, network(count))) for _ in range(3))
 
-    assert ever(lambda: seconds(3 * size) < 6 * seconds(size))
+    assert seconds(3 * size) < 6 * seconds(size)
 
 
 def test_what_is_known_of_a_node_is_not_inferred_again(monkeypatch):
@@ -262,9 +262,9 @@ def test_10_000_nodes_take_time_by_their_number(network, kind):
     lowered_and_planned(few, kind)
 
     def seconds(graph: Graph) -> float:
-        return cpu_seconds(lambda: lowered_and_planned(graph, kind))
+        return min(cpu_seconds(partial(lowered_and_planned, graph, kind)) for _ in range(3))
 
-    assert ever(lambda: seconds(many) < 35 * seconds(few))
+    assert seconds(many) < 35 * seconds(few)
 
 
 def test_thousands_that_are_alive_together_are_packed_tightly():
