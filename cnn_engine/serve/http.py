@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ from typing import Any
 import numpy as np
 import orjson
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from . import metrics, protocol
@@ -208,10 +211,45 @@ def application(served: Served) -> Starlette:
             *routes("GET", read_metrics, "/metrics"),
         ],
         exception_handlers={404: missing},
+        middleware=[Middleware(ReadToTheEnd, served.upload_s)],
     )
 
 
 # ---- requests ----
+
+
+class ReadToTheEnd:
+    """Middleware that reads the rest of a request, and drops it, before the answer begins.
+
+    Where a connection is closed on bytes that were not read, the client may lose the answer (RFC 9112, 9.6).
+    A client that waits to be asked for its body (Expect) is answered at once, and so is one that is too slow.
+    """
+
+    def __init__(self, app: ASGIApp, seconds: float) -> None:
+        self._app, self._seconds = app, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or any(name == b"expect" for name, _ in scope["headers"]):
+            await self._app(scope, receive, send)
+            return
+        clock = asyncio.get_running_loop().time
+        end, more = clock() + self._seconds, True
+
+        async def reading() -> Message:
+            nonlocal more
+            message = await receive()
+            more = message.get("more_body", False)  # a client that went sends no more
+            return message
+
+        async def sending(message: Message) -> None:
+            starts = message["type"] == "http.response.start"
+            if starts and message["status"] != HTTPStatus.REQUEST_TIMEOUT:
+                while more and (left := end - clock()) > 0:
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(reading(), left)
+            await send(message)
+
+        await self._app(scope, reading, sending)
 
 
 async def _body(request: HttpRequest, served: Served) -> tuple[int, memoryview]:

@@ -309,6 +309,7 @@ TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, *IMAGE], "data": [0.0] *
         (400, {"inputs": [TENSOR], "parameters": {"timeout": "soon"}}),
         (400, {"inputs": [TENSOR], "parameters": {"sequence_id": 4}}),
         (400, {"inputs": [TENSOR], "outputs": [{"name": "y", "parameters": {"classification": -1}}]}),
+        (413, b" " * (1 << 20) + b"{}"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_refused_in_one_line(server, status, body):
@@ -322,8 +323,22 @@ def test_what_is_wrong_is_refused_in_one_line(server, status, body):
     )
 
 
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/v2/models/none/infer", {}, 404), ("/v2/none", {}, 404),
+        ("/v2/models/small/infer", {"Content-Encoding": "br"}, 400), ("/v2/models/small/infer", {}, 413),
+    ],
+)  # fmt: skip
+def test_no_answer_is_lost_where_the_body_was_not_wanted(server, path, headers, status):
+    """A connection that is closed on bytes that were not read takes the answer with it, now and then."""
+    body = b" " * ((1 << 20) + (2 if status == 413 else 0))
+    with ThreadPoolExecutor(6) as pool:
+        asked = [pool.submit(server.post, path, body, headers) for _ in range(120)]
+    assert [answer.result()[0] for answer in asked] == [status] * 120
+
+
 def test_a_body_that_is_announced_as_too_large_is_refused_before_it_comes(server):
-    """Nothing is sent after the headers: a connection that is closed on bytes unread may lose its answer."""
     connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.putrequest("POST", "/v2/models/small/infer")
     connection.putheader("Content-Length", str((1 << 20) + 2))
