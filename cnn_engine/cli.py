@@ -440,6 +440,8 @@ def run(main: Callable[[list[str] | None], int], arguments: list[str] | None) ->
     """
     with interrupts.raised() as terminated:
         code = _exit_code(main, arguments)
+    if code == INTERRUPTED:  # whoever caught the signal
+        exec("")  # else Python ends by the signal in place of the code, where it came in an exec()
     return interrupts.TERMINATED if terminated and code == INTERRUPTED else code
 
 
@@ -471,7 +473,6 @@ def _exit_code(main: Callable[[list[str] | None], int], arguments: list[str] | N
     except KeyboardInterrupt as stop:
         if sys.stderr is not None:
             show(": ".join(["interrupted", *map(str, stop.args)]), sys.stderr)
-        exec("")  # else Python ends by the signal in place of the code, where it came in an exec()
         return INTERRUPTED
 
 

@@ -242,17 +242,24 @@ def test_a_command_leaves_signals_as_they_were(number):
         signal.signal(number, before)
 
 
-def test_ctrl_c_inside_of_an_exec_ends_with_the_code(tmp_path):
+@pytest.mark.parametrize(
+    ("catches", "said"), [(False, "interrupted\n"), (True, "")], ids=["left to run", "caught"]
+)
+def test_ctrl_c_inside_of_an_exec_ends_with_the_code(tmp_path, catches, said):
     """Where dataclasses are made: Python would end by the signal once more."""
+    caught = (
+        "except KeyboardInterrupt:\n        return cli.INTERRUPTED" if catches else "finally: pass"
+    )
     (tmp_path / "command.py").write_text(
-        "import sys\nfrom cnn_engine import cli\n"
-        "sys.exit(cli.run(lambda words: exec('raise KeyboardInterrupt'), []))\n"
+        "import sys\nfrom cnn_engine import cli\ndef main(words):\n"
+        f"    try:\n        exec('raise KeyboardInterrupt')\n    {caught}\n"
+        "sys.exit(cli.run(main, []))\n"
     )
     found = subprocess.run(
         [sys.executable, "-m", "command"], cwd=tmp_path, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    assert (found.returncode, found.stderr) == (130, "interrupted\n")
+    assert (found.returncode, found.stderr) == (130, said)
 
 
 def test_ctrl_c_during_imports_is_one_line():
