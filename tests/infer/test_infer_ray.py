@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +33,7 @@ COUNT = 1200
 #: A cluster of a head without CPUs and two machines with one each, of which the busier one is lost.
 LOSING = """
 import sys, threading, time
+from contextlib import suppress
 from pathlib import Path
 import psutil
 from ray.cluster_utils import Cluster
@@ -43,15 +45,27 @@ if __name__ == "__main__":
     nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
     cluster.wait_for_nodes()
 
+    def actors():
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                if "ray::Actor" in " ".join(process.cmdline()):
+                    yield process
+
     def lose():
+        while len(found := list(actors())) < 2:
+            time.sleep(0.01)
         while len(list(Path(out).glob("*.parquet"))) < 2:
             time.sleep(0.01)
-        found = psutil.Process().children(recursive=True)
-        actors = [p for p in found if "ray::Actor" in " ".join(p.cmdline())]
-        busiest = max(actors, key=lambda p: p.cpu_times().user)
+        for actor in found:  # so that neither is done before its machine is lost
+            actor.suspend()
+        busiest = max(found, key=lambda p: p.cpu_times().user)
         for node in nodes:
             if node.all_processes["raylet"][0].process.pid == busiest.ppid():
                 cluster.remove_node(node, allow_graceful=False)
+        busiest.kill()
+        for actor in found:
+            if actor != busiest:
+                actor.resume()
 
     threading.Thread(target=lose, daemon=True).start()
     ours = ["--engine", "ray", "--address", cluster.address, "--workers", "2", "--json", report]
@@ -81,6 +95,23 @@ def environment() -> dict[str, str]:
             "RAY_USAGE_STATS_ENABLED": "0"}  # fmt: skip
 
 
+def wait_for(happened: Callable[[], bool], process: subprocess.Popen) -> None:
+    end = time.monotonic() + 120
+    while not happened():
+        assert process.poll() is None, process.returncode
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def actors_of(process: subprocess.Popen) -> list[psutil.Process]:
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with suppress(psutil.Error):
+            if "ray::Actor" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
+
+
 @pytest.mark.timeout(240)
 def test_an_actor_is_killed_and_the_files_are_the_local_engines(inputs, wanted, tmp_path):
     out, report = tmp_path / "out", tmp_path / "report.json"
@@ -92,20 +123,10 @@ def test_an_actor_is_killed_and_the_files_are_the_local_engines(inputs, wanted, 
         env={**environment(), "RAY_TMPDIR": instances.name}, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        end = time.monotonic() + 120
-        while (
-            len(infer_inputs.contents(out)) < 2
-            and process.poll() is None
-            and time.monotonic() < end
-        ):
-            time.sleep(0.01)
-        actors = []
-        for child in psutil.Process(process.pid).children(recursive=True):
-            with suppress(psutil.Error):
-                if "ray::Actor" in " ".join(child.cmdline()):
-                    actors.append(child)
-        assert actors
+        wait_for(lambda: len(actors_of(process)) == 2, process)
+        actors = actors_of(process)
         niceness = {found.nice() for found in (psutil.Process(process.pid), *actors)}
+        wait_for(lambda: len(infer_inputs.contents(out)) >= 2, process)
         actors[0].kill()
         errors = process.communicate(timeout=120)[1]
         started = list(Path(instances.name).glob("ray/session_2*"))
