@@ -502,6 +502,8 @@ def learn(
     """
     if symbolic is None or program.own or program.tuner is not None:
         return False
+    if set(placed.spaces.values()) != {"cpu"}:  # its memory and its kernels would be the CPU's
+        return False
     known = program.templates.setdefault(_key(program, symbolic, part), _Known())
     known.sizes.add(sizes)
     if len(known.templates) >= MOST_TEMPLATES or not (at_once or len(known.sizes) >= WORTH_ONE):

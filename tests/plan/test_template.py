@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import fake_cuda
 import numpy as np
 import pytest
 from graphs import Builder
@@ -205,3 +206,14 @@ def test_plans_of_sizes_keep_to_their_bytes_on_several_threads(learned, monkeypa
         widths = {dict(key[1].numbers)["W"] for key in pool._shelves}
         assert {20, 29} <= widths
         assert len(widths) <= 5
+
+
+@pytest.mark.parametrize("mode", ["transfer", "managed", "resident"])
+def test_plans_of_another_device_are_made_for_every_batch(mode, monkeypatch):
+    """In managed memory no copy tells them from the CPU's."""
+    fake_cuda.install(monkeypatch)
+    images = rng.integers(0, 256, size=(2 * WORTH_ONE, 3, 32, 32), dtype=np.uint8)
+    with Engine("cifar10", device="cuda", data_mode=mode, variant="if") as engine:
+        whole = engine.predict(images)
+        for batch in range(1, 2 * WORTH_ONE):
+            np.testing.assert_array_equal(bits(engine.predict(images[:batch])), bits(whole[:batch]))
