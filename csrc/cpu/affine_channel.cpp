@@ -1,4 +1,4 @@
-// affine_channel on the CPU: a channel's elements side by side, or all channels of a place where
+// affine_channel on the CPU: a channel's elements side by side, or all channels of a position where
 // they are.
 #include "ops/affine_channel.h"
 

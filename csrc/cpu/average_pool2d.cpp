@@ -13,19 +13,19 @@ void average_pool2d(const float* input, float* output, const AveragePool2dShape&
                     bool count_include_pad, int threads) {
   const AveragePool2dShape p = shape;
   const int out_w = p.out_w();
-  const auto places = [&](int from, int count, int dilation, int size, int before, int after) {
+  const auto positions = [&](int from, int count, int dilation, int size, int before, int after) {
     if (!count_include_pad) before = after = 0;
     return static_cast<float>(p.count(from, count, dilation, size, before, after));
   };
   std::vector<float> across(out_w);  // of each column's window
   for (int j = 0; j < out_w; ++j) {
     across[j] =
-        places(j * p.stride_w - p.pad_left, p.s, p.dilation_w, p.w, p.pad_left, p.pad_right);
+        positions(j * p.stride_w - p.pad_left, p.s, p.dilation_w, p.w, p.pad_left, p.pad_right);
   }
   pool_rows(
       input, output, p, 0.0f, threads, [](float sum, float x) { return sum + x; },
       [&](float* y, int top) {
-        const float down = places(top, p.r, p.dilation_h, p.h, p.pad_top, p.pad_bottom);
+        const float down = positions(top, p.r, p.dilation_h, p.h, p.pad_top, p.pad_bottom);
         const float* columns = across.data();
 #pragma omp simd
         for (int j = 0; j < out_w; ++j) {

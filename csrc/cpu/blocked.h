@@ -22,7 +22,7 @@ struct Epilogue {
   const float* bias;      // one for each row of y, or null
   const float* residual;  // as y, or null
   float lowest, highest;
-  bool hard_swish = false;  // in the bounds' place
+  bool hard_swish = false;  // in place of the bounds
 
   // Of the filters from `k` on.
   Epilogue at(std::int64_t k) const {
@@ -280,16 +280,17 @@ CNN_ENGINE_INLINE void multiply_columns(const float* a, std::int64_t panel_size,
 constexpr int kColumnsTogether = 4;
 constexpr int kPanelsTogether = kRegisters * (kWide < 8 ? kWide : 8) / 64;
 
-// Calls finish(column, first row, its sums, how many) for all of `columns` and `count` panels.
+// Calls finish(column, first row, its accumulators, how many) for all of `columns` and `count`
+// panels.
 template <int R, typename Finish>
 void multiply_all_columns(const float* a, const Panels& panels, int count, const float* x,
                           std::int64_t x_stride, int columns, const Finish& finish) {
   const auto run = [&](auto t_size, auto b_size, int t, int panel) {
     constexpr int T = decltype(t_size)::value, B = decltype(b_size)::value;
-    float sums[T][B * R];
+    float accumulators[T][B * R];
     multiply_columns<T, B, R>(a + panel * panels.panel_size(), panels.panel_size(), panels.depth,
-                              x + t * x_stride, x_stride, sums);
-    for (int i = 0; i < T; ++i) finish(t + i, panel * R, sums[i], B * R);
+                              x + t * x_stride, x_stride, accumulators);
+    for (int i = 0; i < T; ++i) finish(t + i, panel * R, accumulators[i], B * R);
   };
   using One = std::integral_constant<int, 1>;
   using Two = std::integral_constant<int, 2>;
@@ -331,10 +332,10 @@ inline void pack_panel(const float* matrix, std::int64_t stride, std::int64_t co
 
 template <int W>
 CNN_ENGINE_INLINE Vec<W> every_second(Vec<W> a, Vec<W> b) {
-  IntVec<W> places;
+  IntVec<W> positions;
 #pragma GCC unroll 16
-  for (int i = 0; i < W; ++i) places[i] = 2 * i;
-  return __builtin_shuffle(a, b, places);
+  for (int i = 0; i < W; ++i) positions[i] = 2 * i;
+  return __builtin_shuffle(a, b, positions);
 }
 
 // to[i] = from[i * stride] for i < count. Whole vectors where they end before `end`: what is

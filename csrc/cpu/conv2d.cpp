@@ -10,7 +10,7 @@ namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
 
 // The specification: one output element, summed in the order channel, row, column. Without dilation
-// (`dilated` false) its step is a constant, which loops of a few taps are faster with.
+// (`dilated` false) its step is a constant, which loops of a few kernel offsets are faster with.
 template <Conv2dVariant variant, bool dilated>
 inline float sum_in_order(const float* image,   // [C / groups, H, W]
                           const float* filter,  // [C / groups, R, S]
@@ -31,17 +31,17 @@ inline float sum_in_order(const float* image,   // [C / groups, H, W]
   return sum;
 }
 
-// Where each of a filter's taps reads, relative to the window's top left corner. With it the three
-// loops over the taps become one, long enough to be worth SIMD lanes. (No standard container here:
-// its code would be shared with the builds for other instruction sets.)
-struct Taps {
+// Where each of a filter's kernel offsets reads, relative to the window's top left corner. With it
+// the three loops over the kernel offsets become one, long enough to be worth SIMD lanes. (No
+// standard container here: its code would be shared with the builds for other instruction sets.)
+struct KernelOffsets {
   int count;  // C / groups * R * S
   int* row;   // [count] each
   int* column;
   int* offset;
 
-  explicit Taps(const Conv2dShape& p)
-      : count(p.taps()),
+  explicit KernelOffsets(const Conv2dShape& p)
+      : count(p.filter_size()),
         row(new int[std::size_t{3} * count]),
         column(row + count),
         offset(column + count) {
@@ -56,27 +56,28 @@ struct Taps {
       }
     }
   }
-  Taps(const Taps&) = delete;
-  Taps& operator=(const Taps&) = delete;
-  ~Taps() { delete[] row; }
+  KernelOffsets(const KernelOffsets&) = delete;
+  KernelOffsets& operator=(const KernelOffsets&) = delete;
+  ~KernelOffsets() { delete[] row; }
 };
 
-// One output element as a SIMD reduction: lanes sum every 4th, 8th or 16th tap and are added at the
-// end.
+// One output element as a SIMD reduction: lanes sum every 4th, 8th or 16th kernel offset and are
+// added at the end.
 template <Conv2dVariant variant>
 inline float sum_with_reduction(const float* image,   // [C / groups, H, W]
                                 const float* filter,  // [C / groups, R, S]
-                                const Conv2dShape& p, const Taps& taps, int top, int left) {
-  const int count = taps.count;
+                                const Conv2dShape& p, const KernelOffsets& kernel_offsets, int top,
+                                int left) {
+  const int count = kernel_offsets.count;
   const int corner = top * p.w + left;
-  const int* offset = taps.offset;
+  const int* offset = kernel_offsets.offset;
   float sum = 0.0f;
   if (variant == Conv2dVariant::pad) {
 #pragma omp simd reduction(+ : sum)
     for (int t = 0; t < count; ++t) sum += image[corner + offset[t]] * filter[t];
   } else {
-    const int* row = taps.row;
-    const int* column = taps.column;
+    const int* row = kernel_offsets.row;
+    const int* column = kernel_offsets.column;
     const int height = p.h;
     const int width = p.w;
 #pragma omp simd reduction(+ : sum)
@@ -99,35 +100,35 @@ void for_each_output(const float* input, const float* weight, const float* bias,
   const int out_h = p.out_h();
   const int out_w = p.out_w();
   const std::int64_t group_size = std::int64_t{p.group_channels()} * p.h * p.w;
-  const int group_filters = p.group_filters(), taps = p.taps();
+  const int group_filters = p.group_filters(), kernel_offsets = p.filter_size();
   // One index is one row of one output map: enough of them to share out at any batch size.
   const std::int64_t rows = std::int64_t{p.n} * p.k * out_h;
-  parallel_for(
-      rows, std::int64_t{out_w} * taps, threads, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t index = begin; index < end; ++index) {
-          const int i = static_cast<int>(index % out_h);
-          const int k = static_cast<int>(index / out_h % p.k);
-          const std::int64_t group = index / out_h / p.k * p.groups + k / group_filters;
-          const float* image = input + group * group_size;
-          const float* filter = weight + std::int64_t{k} * taps;
-          for (int j = 0; j < out_w; ++j) {
-            const float value =
-                sum(image, filter, i * p.stride_h - p.pad_top, j * p.stride_w - p.pad_left);
-            output[index * out_w + j] = bias ? value + bias[k] : value;
-          }
-        }
-      });
+  parallel_for(rows, std::int64_t{out_w} * kernel_offsets, threads,
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t index = begin; index < end; ++index) {
+                   const int i = static_cast<int>(index % out_h);
+                   const int k = static_cast<int>(index / out_h % p.k);
+                   const std::int64_t group = index / out_h / p.k * p.groups + k / group_filters;
+                   const float* image = input + group * group_size;
+                   const float* filter = weight + std::int64_t{k} * kernel_offsets;
+                   for (int j = 0; j < out_w; ++j) {
+                     const float value = sum(image, filter, i * p.stride_h - p.pad_top,
+                                             j * p.stride_w - p.pad_left);
+                     output[index * out_w + j] = bias ? value + bias[k] : value;
+                   }
+                 }
+               });
 }
 
 template <Conv2dVariant variant>
 void run(const float* input, const float* weight, const float* bias, float* output,
          const Conv2dShape& p, bool reduction, int threads) {
   if (reduction) {
-    const Taps taps(p);
+    const KernelOffsets kernel_offsets(p);
     for_each_output<variant>(input, weight, bias, output, p, threads,
                              [&](const float* image, const float* filter, int top, int left) {
-                               return sum_with_reduction<variant>(image, filter, p, taps, top,
-                                                                  left);
+                               return sum_with_reduction<variant>(image, filter, p, kernel_offsets,
+                                                                  top, left);
                              });
   } else if (p.dilation_h == 1 && p.dilation_w == 1) {
     const int channels = p.group_channels();

@@ -1,6 +1,6 @@
 // conv2d_blocked on the CPU. y[k, p] = sum over t of w[k, t] * x[t, p] for the outputs p of an
-// image and the taps t of a filter: a tile of columns of x is written out where it stays in the
-// first-level cache (x itself never is), then all filters pass over it.
+// image and the kernel offsets t of a filter: a tile of columns of x is written out where it stays
+// in the first-level cache (x itself never is), then all filters pass over it.
 #include "ops/conv2d_blocked.h"
 
 #include "cpu/blocked.h"
@@ -29,18 +29,19 @@ int tiles_together(const Conv2dShape& p) {
 
 std::int64_t scratch_floats(const Conv2dShape& p) {
   if (p.depthwise()) return depthwise_scratch(p);
-  if (few_outputs(p)) return std::int64_t{kFewAtOnce} * p.taps();
-  // Tiles, room for a vector that runs over an end, and which outputs of a row a tap column has.
+  if (few_outputs(p)) return std::int64_t{kFewAtOnce} * p.filter_size();
+  // Tiles, room for a vector that runs over an end, and which outputs of a row a kernel offset
+  // column has.
   return tiles_together(p) * kTileFloats + 2 * p.s;
 }
 
 // Outputs side by side in one row of the output map.
 struct Run {
   int first, count;  // in the tile
-  int y, x;          // of the input, for the first tap
+  int y, x;          // of the input, for the first kernel offset
 };
 
-// Writes taps [begin, end) of the columns from output `first` on, a row a tap.
+// Writes kernel offsets [begin, end) of the columns from output `first` on, a row a kernel offset.
 class Columns {
  public:
   Columns(const Conv2dShape& p, const float* group, const float* input_end, int first, int count,
@@ -54,7 +55,7 @@ class Columns {
       runs_[size_++] = {at, length, i * p.stride_h - p.pad_top, j};
       at += length;
     }
-    // Outputs [begin, end) of a row read inside the image for tap column s.
+    // Outputs [begin, end) of a row read inside the image for kernel offset column s.
     for (int s = 0; s < p.s; ++s) {
       const int start = s * p.dilation_w - p.pad_left;
       const int before = start >= 0 ? 0 : (-start + p.stride_w - 1) / p.stride_w;
@@ -75,7 +76,7 @@ class Columns {
     const int area = p_.r * p_.s;
     int c = begin / area, r = begin % area / p_.s, s = begin % p_.s;
     for (int t = begin; t < end; ++t, to += width_) {
-      write_tap(c, r, s, to);
+      write_kernel_offset(c, r, s, to);
       if (++s == p_.s) {
         s = 0;
         if (++r == p_.r) r = 0, ++c;
@@ -84,7 +85,7 @@ class Columns {
   }
 
  private:
-  void write_tap(int c, int r, int s, float* to) const {
+  void write_kernel_offset(int c, int r, int s, float* to) const {
     const float* plane = group_ + std::int64_t{c} * p_.h * p_.w;
     if (contiguous_) return copy_run(to, plane + runs_[0].x, count_, 1, end_);
     const int column = s * p_.dilation_w - p_.pad_left;
@@ -137,7 +138,7 @@ void blocked(const float* input, const float* packed, const Epilogue& epilogue, 
     for (std::int64_t index = begin; index < end; ++index) {
       const int share = static_cast<int>(index % shares);
       const int first_tile = static_cast<int>(index / shares % bundles) * together;
-      const int end_tile =
+      const int tile_end =
           first_tile + together < tiles.count ? first_tile + together : tiles.count;
       const std::int64_t group = index / shares / bundles;  // of all images
       const int g = static_cast<int>(group % p.groups);
@@ -145,7 +146,7 @@ void blocked(const float* input, const float* packed, const Epilogue& epilogue, 
       const int end_panel = static_cast<int>(panels.panels * (share + 1) / shares);
       for (int depth = 0; depth < parts.count; ++depth) {
         const int from = parts.first(depth), to = parts.first(depth + 1);
-        for (int tile = first_tile; tile < end_tile; ++tile) {
+        for (int tile = first_tile; tile < tile_end; ++tile) {
           const int first = tiles.first(tile), count = tiles.first(tile + 1) - first;
           const Columns x(p, input + group * p.group_channels() * p.h * p.w, input_end, first,
                           count, inside);
@@ -156,7 +157,7 @@ void blocked(const float* input, const float* packed, const Epilogue& epilogue, 
           const int rows = filters - row < panels.rows ? filters - row : panels.rows;
           const float* a =
               packed + g * panels.size() + panel * panels.panel_size() + from * panels.rows;
-          for (int tile = first_tile; tile < end_tile; ++tile) {
+          for (int tile = first_tile; tile < tile_end; ++tile) {
             const int first = tiles.first(tile), count = tiles.first(tile + 1) - first;
             const std::int64_t at = (group * filters + row) * area + first;
             Epilogue last = epilogue;
@@ -223,13 +224,13 @@ void few(const float* input, const float* packed, const Epilogue& epilogue, floa
               panels.panels - panel < kPanelsTogether ? panels.panels - panel : kPanelsTogether;
           multiply_all_columns<R>(
               packed + g * panels.size() + panel * panels.panel_size(), panels, here, part.data(),
-              panels.depth, count, [&](int t, int row, const float* sums, int rows) {
-                const std::int64_t n = (first + t) / area, place = (first + t) % area;
+              panels.depth, count, [&](int t, int row, const float* accumulators, int rows) {
+                const std::int64_t n = (first + t) / area, position = (first + t) % area;
                 row += panel * R;
                 for (int i = 0; i < rows && row + i < filters; ++i) {
                   const int k = g * filters + row + i;
-                  const std::int64_t at = (n * p.k + k) * area + place;
-                  float value = sums[i];
+                  const std::int64_t at = (n * p.k + k) * area + position;
+                  float value = accumulators[i];
                   if (epilogue.bias) value += epilogue.bias[k];
                   if (epilogue.residual) value += epilogue.residual[at];
                   output[at] = clamp_one(value, epilogue.lowest, epilogue.highest);

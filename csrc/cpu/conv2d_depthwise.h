@@ -1,8 +1,8 @@
 // conv2d_blocked where each group has one channel: outputs on SIMD lanes, and no matrix.
 //
 // A band of a channel's rows is copied with its border of zeros, its columns dealt out by their
-// place modulo the stride, so that neighbouring outputs read neighbours and no bounds are tested.
-// Included only by files that are compiled once for each instruction set.
+// position modulo the stride, so that neighbouring outputs read neighbours and no bounds are
+// tested. Included only by files that are compiled once for each instruction set.
 #pragma once
 
 #include "cpu/blocked.h"
@@ -37,19 +37,20 @@ struct Band {
 };
 
 std::int64_t depthwise_scratch(const Conv2dShape& p) {
-  return Band(p).size(p) + kWide + p.r * p.s;  // the band, and where in it each tap is
+  return Band(p).size(p) + kWide + p.r * p.s;  // the band, and where in it each kernel offset is
 }
 
 // V vectors of outputs, `step` apart in the band and `to_step` apart in y; of vector v, count - v *
 // fewer exist.
 template <int W, int V>
-CNN_ENGINE_INLINE void depthwise_vectors(const float* band, std::int64_t step, const int* taps,
-                                         const float* filter, int area, float bias,
-                                         const float* residual, const Epilogue& epilogue, float* to,
-                                         int to_step, int count, int fewer) {
+CNN_ENGINE_INLINE void depthwise_vectors(const float* band, std::int64_t step,
+                                         const int* kernel_offsets, const float* filter, int area,
+                                         float bias, const float* residual,
+                                         const Epilogue& epilogue, float* to, int to_step,
+                                         int count, int fewer) {
   Vec<W> sum[V] = {};
   for (int t = 0; t < area; ++t) {
-    const float* from = band + taps[t];
+    const float* from = band + kernel_offsets[t];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) sum[v] += load<W>(from + v * step) * filter[t];
   }
@@ -70,18 +71,18 @@ CNN_ENGINE_INLINE void depthwise_vectors(const float* band, std::int64_t step, c
   }
 }
 
-// `rows` of outputs, whose first taps are `step` apart in the band: several vectors of one row, or
-// one of several rows.
+// `rows` of outputs, whose first kernel offsets are `step` apart in the band: several vectors of
+// one row, or one of several rows.
 template <int W>
-void depthwise_rows(const float* band, std::int64_t step, const int* taps, const float* filter,
-                    int area, float bias, const float* residual, const Epilogue& epilogue,
-                    float* to, int rows, int out_w) {
+void depthwise_rows(const float* band, std::int64_t step, const int* kernel_offsets,
+                    const float* filter, int area, float bias, const float* residual,
+                    const Epilogue& epilogue, float* to, int rows, int out_w) {
   constexpr int V = kDepthwiseVectors;
   int x = 0;
   for (; out_w - x > (V - 1) * W; x += V * W) {
     for (int i = 0; i < rows; ++i) {
       const std::int64_t at = std::int64_t{i} * out_w + x;
-      depthwise_vectors<W, V>(band + i * step + x, W, taps, filter, area, bias,
+      depthwise_vectors<W, V>(band + i * step + x, W, kernel_offsets, filter, area, bias,
                               residual ? residual + at : nullptr, epilogue, to + at, W, out_w - x,
                               W);
     }
@@ -90,13 +91,13 @@ void depthwise_rows(const float* band, std::int64_t step, const int* taps, const
     int i = 0;
     for (; i + V <= rows; i += V) {
       const std::int64_t at = std::int64_t{i} * out_w + x;
-      depthwise_vectors<W, V>(band + i * step + x, step, taps, filter, area, bias,
+      depthwise_vectors<W, V>(band + i * step + x, step, kernel_offsets, filter, area, bias,
                               residual ? residual + at : nullptr, epilogue, to + at, out_w,
                               out_w - x, 0);
     }
     for (; i < rows; ++i) {
       const std::int64_t at = std::int64_t{i} * out_w + x;
-      depthwise_vectors<W, 1>(band + i * step + x, step, taps, filter, area, bias,
+      depthwise_vectors<W, 1>(band + i * step + x, step, kernel_offsets, filter, area, bias,
                               residual ? residual + at : nullptr, epilogue, to + at, out_w,
                               out_w - x, 0);
     }
@@ -115,12 +116,13 @@ void depthwise(const float* input, const float* weight, const Epilogue& epilogue
       std::int64_t{p.n} * p.c * bands, cost, threads, [&](std::int64_t begin, std::int64_t end) {
         const Scratch::Part part(scratch);
         float* band = part.data();
-        int* taps = reinterpret_cast<int*>(band + shape.size(p) + kWide);
+        int* kernel_offsets = reinterpret_cast<int*>(band + shape.size(p) + kWide);
         for (int r = 0, t = 0; r < p.r; ++r) {
           for (int s = 0; s < p.s; ++s, ++t) {
             const int column = s * p.dilation_w;
-            taps[t] = (r * p.dilation_h * p.stride_w + column % p.stride_w) * shape.pitch +
-                      column / p.stride_w;
+            kernel_offsets[t] =
+                (r * p.dilation_h * p.stride_w + column % p.stride_w) * shape.pitch +
+                column / p.stride_w;
           }
         }
         for (std::int64_t index = begin; index < end; ++index) {
@@ -134,7 +136,7 @@ void depthwise(const float* input, const float* weight, const Epilogue& epilogue
             const int y = top + row;
             for (int phase = 0; phase < p.stride_w; ++phase) {
               float* to = band + (std::int64_t{row} * p.stride_w + phase) * shape.pitch;
-              const int x = phase - p.pad_left;  // of the first place
+              const int x = phase - p.pad_left;  // of the first position
               int before = x >= 0 ? 0 : (-x + p.stride_w - 1) / p.stride_w;
               int after =
                   x >= p.w || y < 0 || y >= p.h ? 0 : (p.w - x + p.stride_w - 1) / p.stride_w;
@@ -158,8 +160,8 @@ void depthwise(const float* input, const float* weight, const Epilogue& epilogue
             const std::int64_t step = std::int64_t{p.stride_h} * p.stride_w * shape.pitch;
             const float* residual = epilogue.residual ? epilogue.residual + at : nullptr;
             const auto rows_of = out_w <= kNarrow ? depthwise_rows<kNarrow> : depthwise_rows<kWide>;
-            rows_of(band, step, taps, filter, area, bias, residual, epilogue, output + at, count,
-                    out_w);
+            rows_of(band, step, kernel_offsets, filter, area, bias, residual, epilogue, output + at,
+                    count, out_w);
           }
         }
       });

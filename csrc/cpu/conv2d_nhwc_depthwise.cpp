@@ -7,8 +7,8 @@ namespace {
 template <int W>
 CNN_ENGINE_INLINE void finish_depthwise(const DepthwiseRow& d, Vec<W> value, int column, int c) {
   if (d.bias) value += load<W>(d.bias + c);
-  if (d.residual) value += load<W>(d.residual + column * d.residual_place + c);
-  float* to = d.output + column * d.output_place + c;
+  if (d.residual) value += load<W>(d.residual + column * d.residual_position + c);
+  float* to = d.output + column * d.output_position + c;
   if constexpr (W == 1) {
     *to = finished_one(d.epilogue, value[0]);
   } else {
@@ -43,12 +43,12 @@ CNN_ENGINE_INLINE void depthwise_block(const DepthwiseRow& d, int first, int c, 
   for (int t = 0; t < T; ++t) finish_depthwise<W>(d, sum[t], first + t, c);
 }
 
-// The same for any number of taps and any steps between them. Taps that lie outside the image for
-// all of these outputs are left out; for some of them, zeros are read.
+// The same for any number of kernel offsets and any steps between them. Kernel offsets that lie
+// outside the image for all of these outputs are left out; for some of them, zeros are read.
 template <int W, int T>
-CNN_ENGINE_INLINE void depthwise_taps(const DepthwiseRow& d, int first, int c) {
+CNN_ENGINE_INLINE void depthwise_kernel_offsets(const DepthwiseRow& d, int first, int c) {
   const std::int64_t left = std::int64_t{first} * d.stride - d.pad;
-  const std::int64_t span = std::int64_t{T - 1} * d.stride, step = d.stride * d.place;
+  const std::int64_t span = std::int64_t{T - 1} * d.stride, step = d.stride * d.position;
   int begin = 0, end = d.columns;
   while (begin < end && left + span + std::int64_t{begin} * d.dilation < 0) ++begin;
   while (begin < end && left + std::int64_t{end - 1} * d.dilation >= d.width) --end;
@@ -60,7 +60,7 @@ CNN_ENGINE_INLINE void depthwise_taps(const DepthwiseRow& d, int first, int c) {
       const Vec<W> weights = load<W>(filter);
       const std::int64_t at = left + std::int64_t{s} * d.dilation;
       if (at >= 0 && at + span < d.width) {
-        const float* x = row + at * d.place;
+        const float* x = row + at * d.position;
 #pragma GCC unroll 16
         for (int t = 0; t < T; ++t) sum[t] += load<W>(x + t * step) * weights;
       } else {
@@ -68,7 +68,7 @@ CNN_ENGINE_INLINE void depthwise_taps(const DepthwiseRow& d, int first, int c) {
         for (int t = 0; t < T; ++t) {
           const std::int64_t column = at + t * d.stride;
           const bool inside = column >= 0 && column < d.width;
-          sum[t] += load<W>(inside ? row + column * d.place : d.zeros + c) * weights;
+          sum[t] += load<W>(inside ? row + column * d.position : d.zeros + c) * weights;
         }
       }
     }
@@ -79,7 +79,7 @@ CNN_ENGINE_INLINE void depthwise_taps(const DepthwiseRow& d, int first, int c) {
 
 // Outputs [first, first + count) of one channel.
 [[gnu::noinline]] void depthwise_ones(const DepthwiseRow& d, int first, int count, int c) {
-  for (int t = 0; t < count; ++t) depthwise_taps<1, 1>(d, first + t, c);
+  for (int t = 0; t < count; ++t) depthwise_kernel_offsets<1, 1>(d, first + t, c);
 }
 
 // Outputs [first, first + T) of all channels; where these are fewer than a vector, one by one.
@@ -103,16 +103,16 @@ void depthwise_blocks(const DepthwiseRow& row, int outputs, const float** table)
     const int first = at + T <= outputs ? at : outputs - T;
     const int left = first * Stride - d.pad;
     if (left >= 0 && left + J <= d.width) {
-      const float* corner = d.input + left * d.place;
-      const auto from = [corner, row = d.row, place = d.place](int r, int j) {
-        return corner + r * row + j * place;
+      const float* corner = d.input + left * d.position;
+      const auto from = [corner, row = d.row, position = d.position](int r, int j) {
+        return corner + r * row + j * position;
       };
       depthwise_channels<T, S, Stride>(d, first, from);
     } else {
       for (int r = 0; r < d.rows; ++r) {
         for (int j = 0; j < J; ++j) {
           const int x = left + j;
-          table[r * J + j] = x >= 0 && x < d.width ? d.input + r * d.row + x * d.place : d.zeros;
+          table[r * J + j] = x >= 0 && x < d.width ? d.input + r * d.row + x * d.position : d.zeros;
         }
       }
       const auto from = [=](int r, int j) {
@@ -131,7 +131,7 @@ void depthwise_any_blocks(const DepthwiseRow& row, int outputs, const float**) {
     for_channels(d.channels, [&](auto width, int c) {
       constexpr int W = decltype(width)::value;
       if constexpr (W > 1) {
-        depthwise_taps<W, T>(d, first, c);
+        depthwise_kernel_offsets<W, T>(d, first, c);
       } else {
         depthwise_ones(d, first, T, c);
       }

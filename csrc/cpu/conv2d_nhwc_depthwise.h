@@ -2,10 +2,10 @@
 // some rows of the image are first written out with each channel as often as it has filters.
 //
 // Several outputs of a row are summed together in registers: an input is loaded once for all of
-// them that read it, and so are the weights of a row of taps. Rows of taps outside the image are
-// left out; columns outside it are read from a row of zeros. Where the channels or the columns are
-// no whole number of blocks, the last block begins earlier and writes some outputs again. Included
-// only by files that are compiled once for each instruction set.
+// them that read it, and so are the weights of a row of kernel offsets. Rows of kernel offsets
+// outside the image are left out; columns outside it are read from a row of zeros. Where the
+// channels or the columns are no whole number of blocks, the last block begins earlier and writes
+// some outputs again. Included only by files that are compiled once for each instruction set.
 #pragma once
 
 #include <algorithm>
@@ -20,20 +20,21 @@ namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 
 // A row of outputs, for the channels [0, channels) that the pointers are at.
 struct DepthwiseRow {
-  const float* input;     // of the image's row of the first tap inside it
-  const float* weights;   // of that tap's row
+  const float* input;     // of the image's row of the first kernel offset inside it
+  const float* weights;   // of that kernel offset's row
   const float* bias;      // or null
   const float* residual;  // or null
   const float* zeros;     // as many as there are channels
   float* output;
-  std::int64_t row, place, weight;            // floats from one to the next
-  std::int64_t output_place, residual_place;  // the same, of a row's outputs
-  int channels, rows, columns, width;         // rows of taps inside; taps of a row; of the image
+  std::int64_t row, position, weight;               // floats from one to the next
+  std::int64_t output_position, residual_position;  // the same, of a row's outputs
+  int channels, rows, columns,
+      width;  // rows of kernel offsets inside; kernel offsets of a row; of the image
   int stride, dilation, pad;
   Epilogue epilogue;
 };
 
-// Makes all outputs of a row. `table`: room for the places of a block's columns.
+// Makes all outputs of a row. `table`: room for the positions of a block's columns.
 using DepthwiseRowFunction = void (*)(const DepthwiseRow&, int outputs, const float** table);
 DepthwiseRowFunction depthwise_row_of(const Conv2dShape& shape);
 
@@ -43,17 +44,18 @@ namespace {
 // weights and an input fit 16 registers; twice as many sums fit 32.
 constexpr int kDepthwiseColumns = kRegisters == 32 ? 14 : 7;
 
-// Channels for each place of an image from which the expansion before, by six as in most networks,
-// has more weights than what it reads and writes.
-constexpr int kChannelsAPlace = 7;
+// Channels for each position of an image from which the expansion before, by six as in most
+// networks, has more weights than what it reads and writes.
+constexpr int kChannelsPerPosition = 7;
 
 // Whether a thread takes some channels of all rows, rather than some rows.
-inline bool by_channels(const Conv2dShape& p) { return p.k > kChannelsAPlace * p.h * p.w; }
+inline bool by_channels(const Conv2dShape& p) { return p.k > kChannelsPerPosition * p.h * p.w; }
 
 // Bands of an image's output rows, and shares of its channels, which are the same for any number of
 // threads: what three rows of a share take stays in the first-level cache while a band is computed.
 // Bands come before shares, so that a thread finds the rows that it wrote itself; with so many
-// channels for so few places that the convolution before was shared out by filters, there is one.
+// channels for so few positions that the convolution before was shared out by filters, there is
+// one.
 struct DepthwiseSplit {
   int bands, shares;
 
@@ -83,7 +85,7 @@ inline void depthwise_pack(const float* weight,  // [K, 1, R, S]
   }
 }
 
-// Whether there is a kernel of so many columns, which reads the places of a block from a table.
+// Whether there is a kernel of so many columns, which reads the positions of a block from a table.
 inline bool has_table(const Conv2dShape& p) {
   return p.dilation_w == 1 && p.stride_w <= 2 && (p.s == 3 || p.s == 5 || p.s == 7);
 }
@@ -93,8 +95,8 @@ constexpr std::int64_t in_lines(std::int64_t floats) { return (floats + 15) / 16
 // Floats of the image's rows that are written out at once: they stay in the second-level cache.
 // More where that would be few rows beside those that the next ones read again.
 constexpr std::int64_t kSpreadFloats = 48 << 10;
-// Taps from which rows are written out with their border: most outputs read some of it.
-constexpr int kBorderedTaps = 25;
+// Kernel offsets from which rows are written out with their border: most outputs read some of it.
+constexpr int kBorderedKernelOffsets = 25;
 
 // Rows of the image of one share that are written out: with a border, or with each channel as often
 // as it has filters.
@@ -104,7 +106,7 @@ struct Spread {
   std::int64_t floats = 0;
 
   explicit Spread(const Conv2dShape& p) {
-    const bool bordered = !has_table(p) && p.dilation_w == 1 && p.r * p.s >= kBorderedTaps;
+    const bool bordered = !has_table(p) && p.dilation_w == 1 && p.r * p.s >= kBorderedKernelOffsets;
     if (p.k == p.c && !bordered) return;
     if (bordered) {
       left = p.pad_left;
@@ -122,12 +124,12 @@ struct Spread {
   }
 };
 
-// Where the rows that Spread says are written, behind zeros and the places of a block's columns.
+// Where the rows that Spread says are written, behind zeros and the positions of a block's columns.
 inline std::int64_t depthwise_spread(const Conv2dShape& p) {
   const std::int64_t zeros = in_lines(p.k);
   if (!has_table(p)) return zeros;
-  const int places = p.r * ((kDepthwiseColumns - 1) * p.stride_w + p.s);
-  return zeros + in_lines(std::int64_t{2} * places);
+  const int positions = p.r * ((kDepthwiseColumns - 1) * p.stride_w + p.s);
+  return zeros + in_lines(std::int64_t{2} * positions);
 }
 
 // Floats of each thread, in whole cache lines.
@@ -135,7 +137,7 @@ inline std::int64_t depthwise_scratch(const Conv2dShape& p) {
   return depthwise_spread(p) + Spread(p).floats;
 }
 
-// Where the places of a block's columns are written.
+// Where the positions of a block's columns are written.
 inline const float** depthwise_table(float* scratch, const Conv2dShape& p) {
   return reinterpret_cast<const float**>(scratch + in_lines(p.k));
 }
@@ -147,10 +149,10 @@ inline DepthwiseRow depthwise_rows(float* scratch, const Conv2dShape& p,
   DepthwiseRow d{};
   d.zeros = scratch;
   d.row = std::int64_t{p.w} * pitches.x * p.dilation_h;
-  d.place = pitches.x;
+  d.position = pitches.x;
   d.weight = p.k;
-  d.output_place = pitches.y;
-  d.residual_place = pitches.residual;
+  d.output_position = pitches.y;
+  d.residual_position = pitches.residual;
   d.columns = p.s;
   d.width = p.w;
   d.stride = p.stride_w;
@@ -167,11 +169,11 @@ CNN_ENGINE_INLINE void depthwise_at(DepthwiseRow& d, const Conv2dShape& p, int i
   const int y = first_inside(top, p.dilation_h);
   const int y_end = end_inside(top, p.r, p.dilation_h, p.h);
   d.rows = y_end > y ? (y_end - y + p.dilation_h - 1) / p.dilation_h : 0;
-  d.input = rows + (y - first) * d.width * d.place;
+  d.input = rows + (y - first) * d.width * d.position;
   d.weights = packed + std::int64_t{(y - top) / p.dilation_h} * p.s * p.k;
 }
 
-// sums[c] = the sum of a row's places [columns, pitch], in float32 of a few at a time.
+// sums[c] = the sum of a row's positions [columns, pitch], in float32 of a few at a time.
 inline void sum_row(const float* row, std::int64_t pitch, int columns, int channels, double* sums) {
   constexpr int kTogether = 16;
   for_channels(channels, [&](auto width, int c) {
@@ -197,10 +199,10 @@ inline void sum_row(const float* row, std::int64_t pitch, int columns, int chann
 inline void spread_rows(const float* from, std::int64_t pitch, const Conv2dShape& p,
                         const Spread& spread, std::int64_t rows, int first, int end, float* to) {
   const int filters = p.group_filters(), channels = end - first;
-  const int place = channels * filters;
+  const int position = channels * filters;
   for (std::int64_t i = 0; i < rows; ++i) {
-    fill_zero(to, spread.left * place);
-    to += std::int64_t{spread.left} * place;
+    fill_zero(to, spread.left * position);
+    to += std::int64_t{spread.left} * position;
     for (int j = 0; j < p.w; ++j, from += pitch) {
       if (filters == 1) {
         __builtin_memcpy(to, from + first, sizeof(float) * channels);
@@ -213,8 +215,8 @@ inline void spread_rows(const float* from, std::int64_t pitch, const Conv2dShape
         }
       }
     }
-    fill_zero(to, spread.right * place);
-    to += std::int64_t{spread.right} * place;
+    fill_zero(to, spread.right * position);
+    to += std::int64_t{spread.right} * position;
   }
 }
 
@@ -257,10 +259,10 @@ inline void depthwise(const float* input, const float* packed, const float* bias
           const std::int64_t count = (under < p.h ? under : p.h) - top;
           spread_rows(input + (image * p.h + top) * p.w * pitches.x, pitches.x, p, spread, count, c,
                       c_end, written);
-          d.place = std::int64_t{c_end - c} * filters;
+          d.position = std::int64_t{c_end - c} * filters;
           d.width = spread.left + p.w + spread.right;
           d.pad = p.pad_left - spread.left;
-          d.row = d.width * d.place * p.dilation_h;
+          d.row = d.width * d.position * p.dilation_h;
           rows = written + (k - c * filters);
         }
         depthwise_at(d, p, i, rows, top, packed + k);

@@ -1,7 +1,7 @@
 // The direct and planar methods of convolutions over channels that lie side by side, for every lane
 // (nhwc.h): float32, bfloat16 and integers.
 //
-// Work is shared out in bands of output rows (1x1 convolutions: runs of places) and, where those
+// Work is shared out in bands of output rows (1x1 convolutions: runs of positions) and, where those
 // are few, in shares of the filters. What is read with a border, through a prologue or in another
 // type is first written out for the band. Included only by files that are compiled once for each
 // instruction set.
@@ -20,7 +20,7 @@ constexpr std::int64_t kLargeBandFloats = 144 << 10;
 // Of a band whose inputs are unrolled, at most, and the outputs of a row that is short.
 constexpr std::int64_t kUnrolledFloats = 256 << 10;
 constexpr int kShortRow = 16;
-// Places of a run of a 1x1 convolution, at least: see Lane::kRunRows.
+// Positions of a run of a 1x1 convolution, at least: see Lane::kRunRows.
 constexpr int kLeastRunRows = 24;
 // Of what a 1x1 convolution reads and writes: more may have left the second-level cache, and is
 // asked for a run ahead, where there are channels and filters enough to do so beside their
@@ -28,7 +28,7 @@ constexpr int kLeastRunRows = 24;
 constexpr std::int64_t kCachedFloats = 256 << 10;
 constexpr int kLongRow = 64;
 
-// Units that hold so many channels of a place.
+// Units that hold so many channels of a position.
 template <typename Lane>
 constexpr int units(int channels) {
   return (channels + Lane::kChannels - 1) / Lane::kChannels;
@@ -48,7 +48,7 @@ struct Prologue {
     if (per_image) found.scale += n * channels;
     return found;
   }
-  // max(x * scale + shift, floor) of the channels of one place; a NaN stays.
+  // max(x * scale + shift, floor) of the channels of one position; a NaN stays.
   CNN_ENGINE_INLINE void write(const float* from, float* to, int channels, int first) const {
     const float* factors = scale ? scale + first : nullptr;
     const float* added = shift ? shift + first : nullptr;
@@ -73,9 +73,9 @@ inline bool is_padded(const Conv2dShape& p) {
   return p.pad_top != 0 || p.pad_left != 0 || p.pad_bottom != 0 || p.pad_right != 0;
 }
 
-// Whether what each output reads is written out for it, taps side by side: output rows then follow
-// one another, and tiles of products need not end where short rows do. With a stride it is little
-// more than what is read.
+// Whether what each output reads is written out for it, kernel offsets side by side: output rows
+// then follow one another, and tiles of products need not end where short rows do. With a stride it
+// is little more than what is read.
 template <typename Lane>
 bool is_unrolled(const Conv2dShape& p, bool planar) {
   if (planar || p.groups != 1) return false;
@@ -89,14 +89,14 @@ struct Bands {
   int shares;     // of the filters
   int in_rows;    // of inputs, at most
   int width;      // of inputs with their border
-  int place;      // units of one
+  int position;   // units of one
   bool unrolled;  // see is_unrolled()
 
-  Bands(const Conv2dShape& p, int place, bool unrolled, int threads)
-      : width(p.w + p.pad_left + p.pad_right), place(place), unrolled(unrolled) {
-    const std::int64_t row = std::int64_t{width} * place;
+  Bands(const Conv2dShape& p, int position, bool unrolled, int threads)
+      : width(p.w + p.pad_left + p.pad_right), position(position), unrolled(unrolled) {
+    const std::int64_t row = std::int64_t{width} * position;
     const int out_h = p.out_h();
-    const std::int64_t weights = std::int64_t{p.taps()} * p.k;
+    const std::int64_t weights = std::int64_t{p.filter_size()} * p.k;
     const std::int64_t floats = weights > kLargeBandFloats ? kLargeBandFloats : kBandFloats;
     std::int64_t most =
         unrolled ? kUnrolledFloats / unrolled_row(p)
@@ -115,37 +115,38 @@ struct Bands {
   }
   // Floats of an output row's unrolled inputs.
   std::int64_t unrolled_row(const Conv2dShape& p) const {
-    return std::int64_t{p.out_w()} * p.r * p.s * place;
+    return std::int64_t{p.out_w()} * p.r * p.s * position;
   }
   std::int64_t floats(const Conv2dShape& p) const {
-    return unrolled ? rows * unrolled_row(p) : std::int64_t{in_rows} * width * place;
+    return unrolled ? rows * unrolled_row(p) : std::int64_t{in_rows} * width * position;
   }
 };
 
-// Units of a place: each group of channels has its own.
+// Units of a position: each group of channels has its own.
 template <typename Lane>
-constexpr int place_units(const Conv2dShape& p) {
+constexpr int position_units(const Conv2dShape& p) {
   return p.groups * units<Lane>(p.group_channels());
 }
 
-// What is summed over: taps, and for each what lies side by side in memory. That are channels, and
-// the taps of a row in the planes of a first layer or where a lane joins them.
+// What is summed over: kernel offsets, and for each what lies side by side in memory. That are
+// channels, and the kernel offsets of a row in the planes of a first layer or where a lane joins
+// them.
 template <typename Lane>
-struct Taps {
+struct KernelOffsets {
   int count, channels;
-  int taps;  // that stand side by side, and are one here
+  int joined;  // kernel offsets that stand side by side, and are one here
 
   // `passes`: times that all of it is multiplied, each by weights of its own.
-  Taps(const Conv2dShape& p, bool planar, int passes = 1) {
-    const bool joins = planar || (Lane::kJoinsTaps && p.groups == 1);
-    taps = joins && p.dilation_w == 1 ? p.s : 1;
-    count_ = (planar ? p.taps() : p.r * p.s) / taps;
+  KernelOffsets(const Conv2dShape& p, bool planar, int passes = 1) {
+    const bool joins = planar || (Lane::kJoinsKernelOffsets && p.groups == 1);
+    joined = joins && p.dilation_w == 1 ? p.s : 1;
+    count_ = (planar ? p.filter_size() : p.r * p.s) / joined;
     count = count_ * passes;
-    channels = planar ? taps : Lane::padded(taps * units<Lane>(p.group_channels()));
+    channels = planar ? joined : Lane::padded(joined * units<Lane>(p.group_channels()));
   }
-  int first(int index) const { return index % count_ * taps; }
+  int first(int index) const { return index % count_ * joined; }
   int pass(int index) const { return index / count_; }
-  // Of scratch memory for the taps' offsets, in whole cache lines.
+  // Of scratch memory for the kernel offsets' offsets, in whole cache lines.
   std::int64_t floats() const { return (std::int64_t{2} * count + 15) / 16 * 16; }
   ChannelParts parts() const {
     return Lane::kInParts ? ChannelParts(channels, count) : ChannelParts(channels);
@@ -158,11 +159,12 @@ struct Taps {
 template <typename Lane>
 std::int64_t direct_scratch(const Conv2dShape& p, bool planar = false) {
   if (is_pointwise(p) && !planar) {
-    return std::int64_t{Lane::kRunRows} * place_units<Lane>(p) + Lane::kSlack;
+    return std::int64_t{Lane::kRunRows} * position_units<Lane>(p) + Lane::kSlack;
   }
   // With more threads bands are smaller.
-  return Taps<Lane>(p, planar, Lane::kMostPasses).floats() +
-         Bands(p, place_units<Lane>(p), is_unrolled<Lane>(p, planar), 1).floats(p) + Lane::kSlack;
+  return KernelOffsets<Lane>(p, planar, Lane::kMostPasses).floats() +
+         Bands(p, position_units<Lane>(p), is_unrolled<Lane>(p, planar), 1).floats(p) +
+         Lane::kSlack;
 }
 
 // All arguments of a call but the shape.
@@ -178,13 +180,13 @@ struct DirectOf {
   typename Lane::Last last;
   A activation;
   int y_step = 1;  // of the output, from filter to filter
-  int passes = 1;  // see Taps
+  int passes = 1;  // see KernelOffsets
 };
 using Direct = DirectOf<Float32>;
 
 template <typename Lane, typename P>
-CNN_ENGINE_INLINE void write_place(const P& prologue, const typename Lane::Input* from,
-                                   typename Lane::Unit* to, const Conv2dShape& p) {
+CNN_ENGINE_INLINE void write_position(const P& prologue, const typename Lane::Input* from,
+                                      typename Lane::Unit* to, const Conv2dShape& p) {
   // Groups that fill their units follow one another as they are.
   const bool fills = p.group_channels() % Lane::kChannels == 0;
   const int groups = fills ? 1 : p.groups, channels = p.c / groups;
@@ -197,20 +199,20 @@ template <typename Call>
 void pointwise(const Call& call, const Scratch& scratch, const Conv2dShape& p, int threads) {
   using Lane = typename Call::Lane;
   using Unit = typename Lane::Unit;
-  const std::int64_t area = std::int64_t{p.h} * p.w, places = p.n * area;
+  const std::int64_t area = std::int64_t{p.h} * p.w, positions = p.n * area;
   const int channels = p.group_channels(), filters = p.group_filters();
-  const int place = place_units<Lane>(p);
+  const int position = position_units<Lane>(p);
   const std::int64_t zeros[Lane::kMostPasses] = {};
   // What passes from one thread's caches to the other's is the weights, or what is read and
   // written.
-  const bool by_filters = std::int64_t{p.c} * filters > places * (p.c + p.k);
-  const TaskSplit split(places, Lane::kRunRows, kLeastRunRows, filters, by_filters, threads);
+  const bool by_filters = std::int64_t{p.c} * filters > positions * (p.c + p.k);
+  const TaskSplit split(positions, Lane::kRunRows, kLeastRunRows, filters, by_filters, threads);
   const int shares = split.shares;
-  const std::int64_t cost = (places / split.tasks + 1) * p.c * filters / shares;
+  const std::int64_t cost = (positions / split.tasks + 1) * p.c * filters / shares;
   const bool copies = Lane::kWritten || call.prologue.any();
   const int moved = p.c + (call.residual ? 2 : 1) * p.k;
   const bool has_time = !copies && p.c >= kLongRow && filters >= kLongRow;
-  const bool asks_ahead = Lane::kInParts && has_time && places * moved > kCachedFloats;
+  const bool prefetches = Lane::kInParts && has_time && positions * moved > kCachedFloats;
   // A thread has all runs of its filters, or all filters of its runs; what is written out is used
   // for all shares of a run.
   const bool runs_inside = by_filters && !copies;
@@ -227,39 +229,40 @@ void pointwise(const Call& call, const Scratch& scratch, const Conv2dShape& p, i
       if (copies) {
         auto* to = reinterpret_cast<Unit*>(part.data());
         for (int i = 0; i < count && part.holds() != run; ++i) {
-          write_place<Lane>(call.prologue.of_image((first + i) / area, p.c),
-                            input + std::int64_t{i} * call.pitches.x, to + std::int64_t{i} * place,
-                            p);
+          write_position<Lane>(call.prologue.of_image((first + i) / area, p.c),
+                               input + std::int64_t{i} * call.pitches.x,
+                               to + std::int64_t{i} * position, p);
         }
         part.holds() = run;
         x = to;
-        stride = place;
+        stride = position;
       }
       const int from = share_begin(filters, share, shares);
       const int to = share_begin(filters, share + 1, shares);
-      // Of the places that this body comes to next.
-      const std::int64_t next = index + 1 < end && run + 1 < split.tasks ? first + count : places;
-      const std::int64_t more = next + count < places ? count : places - next;
-      const auto rows_of = [&](const void* rows, int pitch, int size, Ahead* then) {
+      // Of the positions that this body comes to next.
+      const std::int64_t next =
+          index + 1 < end && run + 1 < split.tasks ? first + count : positions;
+      const std::int64_t more = next + count < positions ? count : positions - next;
+      const auto rows_of = [&](const void* rows, int pitch, int size, Prefetch* then) {
         const auto* floats = static_cast<const float*>(rows);
-        const bool asks = asks_ahead && rows && pitch == size;
+        const bool asks = prefetches && rows && pitch == size;
         const std::int64_t lines = asks ? more * pitch / kFilterGroup : 0;
-        return Ahead{asks ? floats + next * pitch : floats, lines, 0, lines > 0, then};
+        return Prefetch{asks ? floats + next * pitch : floats, lines, 0, lines > 0, then};
       };
       for (int g = 0; g < p.groups; ++g) {
-        ProductOf<Lane> product{
-            zeros,      call.passes, Taps<Lane>(p, false).parts(), stride,
-            nullptr,    filters,     call.pitches.y * call.y_step, call.pitches.residual,
+        GemmOf<Lane> gemm{
+            zeros,      call.passes, KernelOffsets<Lane>(p, false).parts(), stride,
+            nullptr,    filters,     call.pitches.y * call.y_step,          call.pitches.residual,
             call.y_step};
-        product.weights = call.packed + g * filter_groups(filters) * product.group_size();
+        gemm.weights = call.packed + g * filter_groups(filters) * gemm.group_size();
         const std::int64_t at = std::int64_t{g} * filters;
         auto* y = call.output + (first * call.pitches.y + at) * call.y_step;
         const auto* residual =
             call.residual ? call.residual + first * call.pitches.residual + at : nullptr;
-        Ahead written = rows_of(call.output, call.pitches.y, p.k, nullptr);
-        Ahead added = rows_of(call.residual, call.pitches.residual, p.k, &written);
-        Ahead read = rows_of(call.input, call.pitches.x, p.c, &added);
-        multiply_runs(product, from, to, call.last.at(at), &read, [&](const auto& body) {
+        Prefetch written = rows_of(call.output, call.pitches.y, p.k, nullptr);
+        Prefetch added = rows_of(call.residual, call.pitches.residual, p.k, &written);
+        Prefetch read = rows_of(call.input, call.pitches.x, p.c, &added);
+        multiply_runs(gemm, from, to, call.last.at(at), &read, [&](const auto& body) {
           body(x + std::int64_t{g} * units<Lane>(channels), y, residual, count);
         });
         call.activation.apply(y + from, call.pitches.y, count, to - from);
@@ -294,35 +297,36 @@ void write_band(const Call& call, const Conv2dShape& p, const Bands& bands, int 
   const auto* image = call.input + std::int64_t{n} * p.h * p.w * call.pitches.x;
   const auto prologue = call.prologue.of_image(n, p.c);
   const bool plain = !Lane::kWritten && !call.prologue.any();
-  const int place = bands.place;
+  const int position = bands.position;
   for (int i = 0; i < rows; ++i) {
-    auto* row = to + std::int64_t{i} * width * place;
+    auto* row = to + std::int64_t{i} * width * position;
     const int y = top + i;
     if (y < 0 || y >= p.h) {
-      prologue.write_border(row, width * place);
+      prologue.write_border(row, width * position);
       continue;
     }
-    prologue.write_border(row, p.pad_left * place);
-    row += std::int64_t{p.pad_left} * place;
+    prologue.write_border(row, p.pad_left * position);
+    row += std::int64_t{p.pad_left} * position;
     const auto* from = image + std::int64_t{y} * p.w * call.pitches.x;
-    if (plain && call.pitches.x * sizeof *from == place * sizeof *row) {
-      __builtin_memcpy(row, from, sizeof *row * p.w * place);
+    if (plain && call.pitches.x * sizeof *from == position * sizeof *row) {
+      __builtin_memcpy(row, from, sizeof *row * p.w * position);
     } else {
       for (int x = 0; x < p.w; ++x) {
-        auto* at = row + std::int64_t{x} * place;
+        auto* at = row + std::int64_t{x} * position;
         if (plain) {
           __builtin_memcpy(at, from, sizeof *from * p.c);
         } else {
-          write_place<Lane>(prologue, from, at, p);
+          write_position<Lane>(prologue, from, at, p);
         }
         from += call.pitches.x;
       }
     }
-    prologue.write_border(row + std::int64_t{p.w} * place, p.pad_right * place);
+    prologue.write_border(row + std::int64_t{p.w} * position, p.pad_right * position);
   }
 }
 
-// Writes what output rows [first, first + rows) read, for each output its taps side by side.
+// Writes what output rows [first, first + rows) read, for each output its kernel offsets side by
+// side.
 template <typename Call>
 void write_unrolled(const Call& call, const Conv2dShape& p, const Bands& bands, int n, int first,
                     int rows, typename Call::Lane::Unit* to) {
@@ -330,22 +334,22 @@ void write_unrolled(const Call& call, const Conv2dShape& p, const Bands& bands, 
   const auto* image = call.input + std::int64_t{n} * p.h * p.w * call.pitches.x;
   const auto prologue = call.prologue.of_image(n, p.c);
   const bool plain = !Lane::kWritten && !call.prologue.any();
-  const int place = bands.place, out_w = p.out_w();
+  const int position = bands.position, out_w = p.out_w();
   for (int i = first; i < first + rows; ++i) {
     for (int j = 0; j < out_w; ++j) {
       for (int r = 0; r < p.r; ++r) {
-        for (int s = 0; s < p.s; ++s, to += place) {
+        for (int s = 0; s < p.s; ++s, to += position) {
           const int y = i * p.stride_h - p.pad_top + r * p.dilation_h;
           const int x = j * p.stride_w - p.pad_left + s * p.dilation_w;
           if (y < 0 || y >= p.h || x < 0 || x >= p.w) {
-            prologue.write_border(to, place);
+            prologue.write_border(to, position);
             continue;
           }
           const auto* from = image + (std::int64_t{y} * p.w + x) * call.pitches.x;
           if (plain) {
             __builtin_memcpy(to, from, sizeof *from * p.c);
           } else {
-            write_place<Lane>(prologue, from, to, p);
+            write_position<Lane>(prologue, from, to, p);
           }
         }
       }
@@ -358,29 +362,31 @@ void banded(const Call& call, const Scratch& scratch, const Conv2dShape& p, bool
             int threads) {
   using Lane = typename Call::Lane;
   using Unit = typename Lane::Unit;
-  const int place = place_units<Lane>(p);
-  const Bands bands(p, place, is_unrolled<Lane>(p, planar), threads);
+  const int position = position_units<Lane>(p);
+  const Bands bands(p, position, is_unrolled<Lane>(p, planar), threads);
   const int out_h = p.out_h(), out_w = p.out_w();
   const int channels = p.group_channels(), filters = p.group_filters();
   const std::int64_t tasks = std::int64_t{p.n} * bands.count;
   const int shares = bands.shares;
-  const std::int64_t cost = std::int64_t{bands.rows} * out_w * p.taps() * p.k / shares;
-  const Taps<Lane> sums(p, planar, call.passes);
-  const bool apart = Lane::kJoinsTaps && call.pitches.x != p.c;  // joined taps must not be
+  const std::int64_t cost = std::int64_t{bands.rows} * out_w * p.filter_size() * p.k / shares;
+  const KernelOffsets<Lane> offsets(p, planar, call.passes);
+  const bool apart =
+      Lane::kJoinsKernelOffsets && call.pitches.x != p.c;  // joined kernel offsets must not be
   const bool copies =
       Lane::kWritten || planar || bands.unrolled || is_padded(p) || call.prologue.any() || apart;
   const std::int64_t in_place = call.pitches.x * sizeof *call.input / sizeof(Unit);
-  const std::int64_t pitch = planar ? 1 : copies ? place : in_place;
+  const std::int64_t pitch = planar ? 1 : copies ? position : in_place;
   const std::int64_t row = (copies ? bands.width : p.w) * pitch;
   parallel_for(tasks * shares, cost, threads, [&](std::int64_t begin, std::int64_t end) {
     const Scratch::Part part(scratch);
-    auto* taps = reinterpret_cast<std::int64_t*>(part.data());
-    auto* written_out = reinterpret_cast<Unit*>(part.data() + sums.floats());
-    for (int index = 0; index < sums.count; ++index) {
-      const int a = sums.first(index);
+    auto* kernel_offsets = reinterpret_cast<std::int64_t*>(part.data());
+    auto* written_out = reinterpret_cast<Unit*>(part.data() + offsets.floats());
+    for (int index = 0; index < offsets.count; ++index) {
+      const int a = offsets.first(index);
       const int s = a % p.s, r = a / p.s % p.r, c = a / p.s / p.r;
-      taps[index] = c * bands.in_rows * row + r * p.dilation_h * row + s * p.dilation_w * pitch;
-      if (bands.unrolled) taps[index] = a * pitch;
+      kernel_offsets[index] =
+          c * bands.in_rows * row + r * p.dilation_h * row + s * p.dilation_w * pitch;
+      if (bands.unrolled) kernel_offsets[index] = a * pitch;
     }
     for (std::int64_t index = begin; index < end; ++index) {
       const int task = static_cast<int>(index / shares);
@@ -403,30 +409,31 @@ void banded(const Call& call, const Scratch& scratch, const Conv2dShape& p, bool
       }
       const int from = share_begin(filters, share, shares);
       const int to = share_begin(filters, share + 1, shares);
-      const std::int64_t place_y = (std::int64_t{n} * out_h + first) * out_w;
+      const std::int64_t position_y = (std::int64_t{n} * out_h + first) * out_w;
       for (int g = 0; g < p.groups; ++g) {
         const std::int64_t step = (bands.unrolled ? p.r * p.s : p.stride_w) * pitch;
-        ProductOf<Lane> product{taps,
-                                sums.count,
-                                sums.parts(),
-                                step,
-                                nullptr,
-                                filters,
-                                call.pitches.y * call.y_step,
-                                call.pitches.residual,
-                                call.y_step};
-        product.weights = call.packed + g * filter_groups(filters) * product.group_size();
+        GemmOf<Lane> gemm{kernel_offsets,
+                          offsets.count,
+                          offsets.parts(),
+                          step,
+                          nullptr,
+                          filters,
+                          call.pitches.y * call.y_step,
+                          call.pitches.residual,
+                          call.y_step};
+        gemm.weights = call.packed + g * filter_groups(filters) * gemm.group_size();
         const std::int64_t at_filter = std::int64_t{g} * filters;
-        auto* y = call.output + (place_y * call.pitches.y + at_filter) * call.y_step;
-        const auto* residual =
-            call.residual ? call.residual + place_y * call.pitches.residual + at_filter : nullptr;
-        multiply_runs(product, from, to, call.last.at(at_filter), nullptr, [&](const auto& body) {
+        auto* y = call.output + (position_y * call.pitches.y + at_filter) * call.y_step;
+        const auto* residual = call.residual
+                                   ? call.residual + position_y * call.pitches.residual + at_filter
+                                   : nullptr;
+        multiply_runs(gemm, from, to, call.last.at(at_filter), nullptr, [&](const auto& body) {
           if (bands.unrolled) return body(x, y, residual, rows * out_w);
           for (int i = 0; i < rows; ++i) {
             const std::int64_t at = std::int64_t{i} * out_w;
             body(x + i * p.stride_h * row + std::int64_t{g} * units<Lane>(channels),
-                 y + at * product.y_stride,
-                 residual ? residual + at * call.pitches.residual : nullptr, out_w);
+                 y + at * gemm.y_stride, residual ? residual + at * call.pitches.residual : nullptr,
+                 out_w);
           }
         });
         call.activation.apply(y + from, call.pitches.y, std::int64_t{rows} * out_w, to - from);
@@ -435,15 +442,16 @@ void banded(const Call& call, const Scratch& scratch, const Conv2dShape& p, bool
   });
 }
 
-// Calls each(filter or -1, index of the taps, unit) for every unit of the packed weights, in order.
+// Calls each(filter or -1, index of the kernel offsets, unit) for every unit of the packed weights,
+// in order.
 template <typename Lane, typename Each>
-void for_packed(const Conv2dShape& p, const Taps<Lane>& taps, const Each& each) {
-  const ChannelParts parts = taps.parts();
+void for_packed(const Conv2dShape& p, const KernelOffsets<Lane>& kernel_offsets, const Each& each) {
+  const ChannelParts parts = kernel_offsets.parts();
   const int filters = p.group_filters();
   for (int g = 0; g < p.groups; ++g) {
     for (int group = 0; group < filter_groups(filters); ++group) {
       for (int part = 0; part < parts.count; ++part) {
-        for (int a = 0; a < taps.count; ++a) {
+        for (int a = 0; a < kernel_offsets.count; ++a) {
           for (int c = parts.first(part); c < parts.first(part + 1); ++c) {
             for (int i = 0; i < kFilterGroup; ++i) {
               const int k = group * kFilterGroup + i;
@@ -458,17 +466,18 @@ void for_packed(const Conv2dShape& p, const Taps<Lane>& taps, const Each& each) 
 
 template <typename Lane>
 std::int64_t direct_packed(const Conv2dShape& p, bool planar = false, int passes = 1) {
-  const Taps<Lane> taps(p, planar, passes);
+  const KernelOffsets<Lane> kernel_offsets(p, planar, passes);
   const std::int64_t filters = std::int64_t{filter_groups(p.group_filters())} * kFilterGroup;
-  return p.groups * filters * taps.count * taps.channels;
+  return p.groups * filters * kernel_offsets.count * kernel_offsets.channels;
 }
 
 template <typename Lane>
 void direct_pack(const float* weight, float* packed, const Conv2dShape& p, bool planar = false) {
   const int area = p.r * p.s, channels = p.group_channels();
-  const Taps<Lane> taps(p, planar);
-  for_packed<Lane>(p, taps, [&](int filter, int index, int c) {
-    const float* own = weight + std::int64_t{filter} * p.taps() + taps.first(index);
+  const KernelOffsets<Lane> kernel_offsets(p, planar);
+  for_packed<Lane>(p, kernel_offsets, [&](int filter, int index, int c) {
+    const float* own =
+        weight + std::int64_t{filter} * p.filter_size() + kernel_offsets.first(index);
     if (filter < 0) {
       *packed++ = 0.0f;
     } else if (planar) {

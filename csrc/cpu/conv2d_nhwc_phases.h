@@ -1,12 +1,12 @@
 // The planar method of conv2d_nhwc for first layers of 7 or 8 columns with a stride of 2, as
 // Winograd's convolution along rows.
 //
-// With a stride of 2 the columns of an image are two phases, and a pair of pixels is one place of
-// 2 C channels: along a row the convolution is one of 4 taps with a stride of 1, a missing tap is
-// zero. A tile of 3 outputs is made of 6 places: 12 products for each of C and row of the kernel,
-// where 7 taps take 21. The points are those of winograd4, but rows are summed as they are: in one
-// dimension alone rounding errors grow by half as much, and those of a first layer all layers
-// multiply.
+// With a stride of 2 the columns of an image are two phases, and a pair of pixels is one position
+// of 2 C channels: along a row the convolution is one of 4 kernel offsets with a stride of 1, a
+// missing kernel offset is zero. A tile of 3 outputs is made of 6 positions: 12 products for each
+// of C and row of the kernel, where 7 kernel offsets take 21. The points are those of winograd4,
+// but rows are summed as they are: in one dimension alone rounding errors grow by half as much, and
+// those of a first layer all layers multiply.
 //
 // Outputs whose windows do not allow a tile's rounding errors (window_bound.h) are computed
 // directly after it. Work is shared out in bands of output rows. All frequencies of some tiles and
@@ -18,10 +18,10 @@
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
 
-constexpr int kPhaseTaps = 4, kPhaseSide = 6, kPhaseOutputs = 3;
-// Of a place, in floats: as many channels as there may be.
-constexpr int kPhasePlace = 8;
-constexpr int kPhaseTile = kPhaseSide * kPhasePlace;  // of V
+constexpr int kPhaseKernelOffsets = 4, kPhaseSide = 6, kPhaseOutputs = 3;
+// Of a position, in floats: as many channels as there may be.
+constexpr int kPhasePosition = 8;
+constexpr int kPhaseTile = kPhaseSide * kPhasePosition;  // of V
 // Output rows of a task, which reads five rows more than twice as many.
 constexpr int kPhaseRows = 14;
 constexpr int kPhaseLeastOutputs = 8;
@@ -33,8 +33,9 @@ constexpr int kPhaseVectors = kRegisters == 32 ? 2 : 1, kPhaseTiles = 2;
 
 inline bool is_phased(const Conv2dShape& p) {
   return p.groups == 1 && p.stride_h == 2 && p.stride_w == 2 && p.dilation_h == 1 &&
-         p.dilation_w == 1 && p.s > 2 * (kPhaseTaps - 1) && p.s <= 2 * kPhaseTaps &&
-         2 * p.c <= kPhasePlace && p.k >= kFilterGroup && p.out_w() >= kPhaseLeastOutputs;
+         p.dilation_w == 1 && p.s > 2 * (kPhaseKernelOffsets - 1) &&
+         p.s <= 2 * kPhaseKernelOffsets && 2 * p.c <= kPhasePosition && p.k >= kFilterGroup &&
+         p.out_w() >= kPhaseLeastOutputs;
 }
 
 struct PhasesShape;
@@ -43,7 +44,7 @@ struct PhasesShape;
 struct PhaseSums {
   float* sizes;    // [rows][outputs]: l(x), times the columns' factors
   float* squares;  // [rows][outputs]: e(x)
-  float* tiles;    // [rows][tiles]: e(x) of a tile's places
+  float* tiles;    // [rows][tiles]: e(x) of a tile's positions
   float* columns;  // [2][columns of a row]: scratch memory
 
   PhaseSums(float* memory, const PhasesShape& shape, const Conv2dShape& p);
@@ -51,10 +52,10 @@ struct PhaseSums {
 };
 
 struct PhasesShape {
-  int channels;  // of a place
+  int channels;  // of a position
   int tiles;     // of a row
   int tasks;     // of an image
-  int width;     // places of a row
+  int width;     // positions of a row
 
   explicit PhasesShape(const Conv2dShape& p)
       : channels(2 * p.c),
@@ -64,13 +65,13 @@ struct PhasesShape {
   std::int64_t group(const Conv2dShape& p) const {
     return std::int64_t{p.r} * channels * kPhaseSide * kFilterGroup;
   }
-  std::int64_t places() const { return std::int64_t{width} * kPhasePlace; }
+  std::int64_t positions() const { return std::int64_t{width} * kPhasePosition; }
   std::int64_t row() const { return std::int64_t{tiles} * kPhaseTile; }         // of V
   int in_rows(const Conv2dShape& p) const { return 2 * kPhaseRows + p.r - 2; }  // at most
   std::int64_t outputs() const { return std::int64_t{tiles} * kPhaseOutputs; }  // of a row
   std::int64_t floats(const Conv2dShape& p) const {
-    return places() + in_rows(p) * row() + PhaseSums::floats(*this, p) +
-           DirectOutputs::floats(p.taps(), p.k);
+    return positions() + in_rows(p) * row() + PhaseSums::floats(*this, p) +
+           DirectOutputs::floats(p.filter_size(), p.k);
   }
 };
 
@@ -94,9 +95,9 @@ CNN_ENGINE_INLINE void output_transform(const V (&m)[6], V (&y)[3]) {
   y[2] = (kSquareA * sum1 + m[5]) + kSquareB * sum2;
 }
 
-// The weights as they are, one place of all terms.
+// The weights as they are, one position of all terms.
 inline Conv2dShape phases_direct(const Conv2dShape& p) {
-  return {1, p.taps(), 1, 1, p.k, 1, 1, 1, 1, 0, 0};
+  return {1, p.filter_size(), 1, 1, p.k, 1, 1, 1, 1, 0, 0};
 }
 
 inline std::int64_t phases_packed(const Conv2dShape& p) {
@@ -110,7 +111,7 @@ inline WindowBound phases_bound(const float* weight, const Conv2dShape& p) {
 }
 
 // The bound; the weights for direct outputs; U = G g: [groups][rows][channels of a
-// place][frequencies][kFilterGroup].
+// position][frequencies][kFilterGroup].
 inline void phases_pack(const float* weight, float* packed, const WindowBound& bound,
                         const Conv2dShape& p) {
   __builtin_memcpy(packed, &bound, sizeof bound);
@@ -119,7 +120,7 @@ inline void phases_pack(const float* weight, float* packed, const WindowBound& b
   packed += direct_packed<Float32>(p, true);
   constexpr double points[7] = {0, kPointA, -kPointA, kPointB, -kPointB};
   double g[8][5];
-  fused::kernel_transform(points, kPhaseSide - 1, kPhaseTaps, g);
+  fused::kernel_transform(points, kPhaseSide - 1, kPhaseKernelOffsets, g);
   const PhasesShape shape(p);
   for (int k = 0; k < filter_groups(p.k) * kFilterGroup; ++k) {
     float* to = packed + k / kFilterGroup * shape.group(p) + k % kFilterGroup;
@@ -138,39 +139,39 @@ inline void phases_pack(const float* weight, float* packed, const WindowBound& b
   }
 }
 
-// V of row y of an image, which may lie outside: [tiles][frequencies][kPhasePlace]. `places` is
-// scratch memory.
+// V of row y of an image, which may lie outside: [tiles][frequencies][kPhasePosition]. `positions`
+// is scratch memory.
 inline void write_phase_row(const float* image, const Conv2dShape& p, const PhasesShape& shape,
-                            int y, float* places, float* v) {
+                            int y, float* positions, float* v) {
   if (y < 0 || y >= p.h) return fill_zero(v, shape.row());
-  // Places with both pixels inside the image.
+  // Positions with both pixels inside the image.
   int begin = (p.pad_left + 1) / 2, end = (p.w + p.pad_left) / 2;
   if (end > shape.width) end = shape.width;
   if (begin > end) begin = end;
   for (int c = 0; c < p.c; ++c) {
     const float* row = image + (std::int64_t{c} * p.h + y) * p.w - p.pad_left;
-    float* to = places + 2 * c;
+    float* to = positions + 2 * c;
     const auto write_some = [&](int from, int past) {
       for (int x = 2 * from; x < 2 * past; ++x) {
         const bool is_inside = x >= p.pad_left && x < p.w + p.pad_left;
-        to[x / 2 * kPhasePlace + x % 2] = is_inside ? row[x] : 0.0f;
+        to[x / 2 * kPhasePosition + x % 2] = is_inside ? row[x] : 0.0f;
       }
     };
     write_some(0, begin);
     for (int x = begin; x < end; ++x) {
-      __builtin_memcpy(to + x * kPhasePlace, row + 2 * x, 2 * sizeof(float));
+      __builtin_memcpy(to + x * kPhasePosition, row + 2 * x, 2 * sizeof(float));
     }
     write_some(end, shape.width);
   }
   for (int tile = 0; tile < shape.tiles; ++tile, v += kPhaseTile) {
-    const float* from = places + std::int64_t{tile} * kPhaseOutputs * kPhasePlace;
+    const float* from = positions + std::int64_t{tile} * kPhaseOutputs * kPhasePosition;
     for (int c = 0; c < shape.channels; c += kNarrow) {
       Vec<kNarrow> d[kPhaseSide], o[kPhaseSide];
 #pragma GCC unroll 6
-      for (int i = 0; i < kPhaseSide; ++i) d[i] = load<kNarrow>(from + i * kPhasePlace + c);
+      for (int i = 0; i < kPhaseSide; ++i) d[i] = load<kNarrow>(from + i * kPhasePosition + c);
       input_transform(d, o);
 #pragma GCC unroll 6
-      for (int i = 0; i < kPhaseSide; ++i) store<kNarrow>(v + i * kPhasePlace + c, o[i]);
+      for (int i = 0; i < kPhaseSide; ++i) store<kNarrow>(v + i * kPhasePosition + c, o[i]);
     }
   }
 }
@@ -215,7 +216,7 @@ inline void measure_phase_row(const float* image, const Conv2dShape& p, const Ph
     }
   }
   for (int i = 0; i < shape.width; ++i) squares[i] += squares[shape.width + i];
-  // Tiles share half of their places with the next.
+  // Tiles share half of their positions with the next.
   static_assert(kPhaseSide == 2 * kPhaseOutputs && kPhaseOutputs == 3);
   float half = (squares[0] + squares[1]) + squares[2];
   for (int t = 0; t < shape.tiles; ++t) {
@@ -304,7 +305,7 @@ template <int W, int B, int T>
           }
 #pragma GCC unroll 2
           for (int t = 0; t < T; ++t) {
-            const float value = x[t * kPhaseTile + i * kPhasePlace];
+            const float value = x[t * kPhaseTile + i * kPhasePosition];
 #pragma GCC unroll 2
             for (int b = 0; b < B; ++b) sum[t][b][i] += weights[b] * value;
           }
@@ -383,12 +384,12 @@ inline void phases(Winograd call, const Scratch& scratch, const Conv2dShape& p, 
   const std::int64_t tasks = std::int64_t{p.n} * shape.tasks;
   parallel_for(tasks, cost, threads, [&](std::int64_t begin, std::int64_t end) {
     const Scratch::Part part(scratch);
-    float* places = part.data();
-    float* v = places + shape.places();
+    float* positions = part.data();
+    float* v = positions + shape.positions();
     float* memory = v + shape.in_rows(p) * shape.row();
     const PhaseSums sums(memory, shape, p);
     float* windows = memory + PhaseSums::floats(shape, p);
-    fill_zero(places, shape.places());
+    fill_zero(positions, shape.positions());
     for (std::int64_t index = begin; index < end; ++index) {
       const std::int64_t n = index / shape.tasks;
       const int task = static_cast<int>(index % shape.tasks);
@@ -397,12 +398,12 @@ inline void phases(Winograd call, const Scratch& scratch, const Conv2dShape& p, 
       for (int i = 0; i < 2 * rows + p.r - 2; ++i) {
         const float* image = call.input + n * p.c * p.h * p.w;
         const int y = 2 * first + i - p.pad_top;
-        write_phase_row(image, p, shape, y, places, v + i * shape.row());
+        write_phase_row(image, p, shape, y, positions, v + i * shape.row());
         measure_phase_row(image, p, shape, bound, y, i, sums);
       }
-      const std::int64_t place = (n * out_h + first) * out_w;
-      float* y = call.output + place * pitches.y;
-      const float* residual = call.residual ? call.residual + place * pitches.residual : nullptr;
+      const std::int64_t position = (n * out_h + first) * out_w;
+      float* y = call.output + position * pitches.y;
+      const float* residual = call.residual ? call.residual + position * pitches.residual : nullptr;
       for (int k = 0; k < p.k;) {
         const bool all = filter_groups(p.k) * kFilterGroup - k >= kPhaseVectors * W;
         for (int i = 0; i < rows; ++i) {
@@ -418,7 +419,7 @@ inline void phases(Winograd call, const Scratch& scratch, const Conv2dShape& p, 
       }
       call.activation.apply(y, pitches.y, std::int64_t{rows} * out_w, p.k);
       write_phase_direct(call, p, shape, bound, sums, n, first, rows,
-                         DirectOutputs(call, weights, p.taps(), p.k, 0, p.k, windows));
+                         DirectOutputs(call, weights, p.filter_size(), p.k, 0, p.k, windows));
     }
   });
 }

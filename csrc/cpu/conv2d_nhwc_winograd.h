@@ -18,7 +18,7 @@ namespace {
 
 // Channels in sums of nearly the same length: body(first, past the last).
 template <typename Body>
-CNN_ENGINE_INLINE void for_sums(int channels, int most, const Body& body) {
+CNN_ENGINE_INLINE void for_partial_sums(int channels, int most, const Body& body) {
   const int sums = (channels + most - 1) / most;
   for (int sum = 0; sum < sums; ++sum) body(channels * sum / sums, channels * (sum + 1) / sums);
 }
@@ -42,8 +42,8 @@ void multiply_tiles(const Winograd& call, const Conv2dShape& p, const WinogradSh
   };
   NhwcTile tile;
   tile.x_stride = shape.c_pitch;
-  tile.taps = &zero;
-  tile.tap_count = 1;
+  tile.kernel_offsets = &zero;
+  tile.kernel_offset_count = 1;
   tile.y_stride = kWinogradFilters;
   tile.last = nullptr;
   for (int part = 0; part < parts; ++part) {
@@ -53,7 +53,7 @@ void multiply_tiles(const Winograd& call, const Conv2dShape& p, const WinogradSh
     const float* weights = call.packed + from / kFilterGroup * group_size;
     std::int64_t u_step = shape.k_pitch / kFilterGroup * group_size;
     tile.group_size = group_size;
-    Ahead ahead{nullptr, 0, 0, 0};
+    Prefetch prefetch{nullptr, 0, 0, 0};
     if (shape.makes_u) {
       tile.group_size = std::int64_t{channels} * kFilterGroup;
       for (int i = 0; i < groups; ++i) {
@@ -64,11 +64,11 @@ void multiply_tiles(const Winograd& call, const Conv2dShape& p, const WinogradSh
       u_step = WinogradShape::kUStep;
       if (!is_last) {
         const std::int64_t next = part_begin(part + 2) - part_begin(part + 1);
-        ahead = {weights_of(from, part_begin(part + 1)), next * 9, group_size * 9, groups};
+        prefetch = {weights_of(from, part_begin(part + 1)), next * 9, group_size * 9, groups};
       } else if (to < last) {
         const int next = filter_groups(last - to);
-        ahead = {weights_of(to, 0), std::int64_t{part_begin(1)} * 9, group_size * 9,
-                 next < groups ? next : groups};
+        prefetch = {weights_of(to, 0), std::int64_t{part_begin(1)} * 9, group_size * 9,
+                    next < groups ? next : groups};
       }
     }
     for (int f = 0; f < kFrequencies; ++f) {
@@ -78,12 +78,12 @@ void multiply_tiles(const Winograd& call, const Conv2dShape& p, const WinogradSh
             const float* w =
                 weights + f * u_step + k / kFilterGroup * tile.group_size + k % kFilterGroup;
             tile.valid = valid;
-            for_sums(channels, M == 4 ? kWinogradSum : channels, [&](int begin, int end) {
+            for_partial_sums(channels, M == 4 ? kWinogradSum : channels, [&](int begin, int end) {
               tile.channels = end - begin;
               tile.w = w + begin * kFilterGroup;
               tile.first = part == 0 && begin == 0;
               multiply_rows(tile, functions, most, v + f * v_step + c + begin, m + f * m_step + k,
-                            count, ahead, nullptr);
+                            count, prefetch, nullptr);
             });
           });
     }
@@ -150,7 +150,7 @@ inline void multiply_few(const Winograd& call, const Conv2dShape& p, const Winog
     const std::int64_t next = k / kFilterGroup + 1 < filter_groups(p.k) ? group_size : 0;
     for (int part = 0; part < parts; ++part) {
       const int c = shape.part_begin(p, part);
-      for_sums(shape.part_begin(p, part + 1) - c, kWinogradSum, [&](int begin, int end) {
+      for_partial_sums(shape.part_begin(p, part + 1) - c, kWinogradSum, [&](int begin, int end) {
         const auto multiply = [&](auto row, auto first) {
           multiply_row<S, row(), first(), W>(transform.g, weights, next, c + begin, c + end, v,
                                              m + k - from, shape.m_step(kFewTiles));
@@ -191,11 +191,11 @@ void winograd_tiles(const Winograd& call, const Scratch& scratch, const Conv2dSh
   const bool enough = shape.makes_u && p.k > shape.tiles && p.k / kShareFilters >= threads;
   const int least = enough ? shape.together : kLeastTiles;
   const TaskSplit split(shape.tiles, shape.together, least, p.k, p.k > shape.tiles, threads);
-  const std::int64_t products = shape.tiles * shape.frequencies * std::int64_t{p.c} * p.k;
+  const std::int64_t macs = shape.tiles * shape.frequencies * std::int64_t{p.c} * p.k;
   const std::int64_t units = split.tasks * split.shares;
-  parallel_for(units, products / units, threads, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(units, macs / units, threads, [&](std::int64_t begin, std::int64_t end) {
     const Scratch::Part part(scratch);
-    float* nothing = part.data();  // a place outside the image
+    float* nothing = part.data();  // a position outside the image
     float* u = nothing + shape.c_pitch;
     float* v = u + shape.u_floats();
     float* m = v + shape.frequencies * shape.v_step(shape.together);
@@ -264,19 +264,21 @@ inline void winograd_pack(const float* weight, float* packed, const WindowBound&
   parallel_for(filter_groups(p.k), cost, threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t group = begin; group < end; ++group) {
       for (int c = 0; c < p.c; ++c) {
-        const std::int64_t place = group * p.c + c;
+        const std::int64_t position = group * p.c + c;
         for (int i = 0; i < kFilterGroup; ++i) {
           const std::int64_t k = group * kFilterGroup + i;
           float none[9] = {};
           const float* w = k < p.k ? weight + (k * p.c + c) * 9 : none;
-          float* to = weights + place * 9 * kFilterGroup + i;
+          float* to = weights + position * 9 * kFilterGroup + i;
           if (shape.makes_u) {
-            for (int tap = 0; tap < 9; ++tap) to[tap * kFilterGroup] = w[tap];
+            for (int kernel_offset = 0; kernel_offset < 9; ++kernel_offset)
+              to[kernel_offset * kFilterGroup] = w[kernel_offset];
             continue;
           }
           to = weights + (group * 9 * p.c + c) * kFilterGroup + i;
-          for (int tap = 0; tap < 9; ++tap) to[std::int64_t{tap} * p.c * kFilterGroup] = w[tap];
-          float* u = all_u + place * kFilterGroup + i;
+          for (int kernel_offset = 0; kernel_offset < 9; ++kernel_offset)
+            to[std::int64_t{kernel_offset} * p.c * kFilterGroup] = w[kernel_offset];
+          float* u = all_u + position * kFilterGroup + i;
           double half[6][3];
           for (int a = 0; a < side; ++a) {
             for (int x = 0; x < 3; ++x) {

@@ -61,39 +61,40 @@ class DirectOutputs {
         from_(from),
         to_(to),
         windows_(scratch),
-        sums_(scratch + std::int64_t{kRows} * terms) {}
+        accumulators_(scratch + std::int64_t{kRows} * terms) {}
 
   float* window() { return windows_ + std::int64_t{rows_} * terms_; }
 
-  // The output at this place, whose window has been written; `any`: whether not all of it is zero.
-  void add(std::int64_t place, bool any) {
-    if (!any) return finish(place, nullptr);
-    at_[rows_++] = place;
+  // The output at this position, whose window has been written; `any`: whether not all of it is
+  // zero.
+  void add(std::int64_t position, bool any) {
+    if (!any) return finish(position, nullptr);
+    at_[rows_++] = position;
     if (rows_ == kRows) compute();
   }
 
   void compute() {
     if (rows_ == 0) return;
     const std::int64_t zero = 0, pitch = filter_groups(filters_) * kFilterGroup;
-    const Product product{&zero, 1, ChannelParts(terms_, 1), terms_, weights_, filters_, pitch, 0};
+    const Gemm gemm{&zero, 1, ChannelParts(terms_, 1), terms_, weights_, filters_, pitch, 0};
     const Epilogue none{nullptr, nullptr, -std::numeric_limits<float>::infinity(),
                         std::numeric_limits<float>::infinity()};
-    multiply_runs(product, from_, to_, none, nullptr,
-                  [&](const auto& body) { body(windows_, sums_, nullptr, rows_); });
-    for (int i = 0; i < rows_; ++i) finish(at_[i], sums_ + i * pitch);
+    multiply_runs(gemm, from_, to_, none, nullptr,
+                  [&](const auto& body) { body(windows_, accumulators_, nullptr, rows_); });
+    for (int i = 0; i < rows_; ++i) finish(at_[i], accumulators_ + i * pitch);
     rows_ = 0;
   }
 
  private:
-  void finish(std::int64_t place, const float* sums) const {
+  void finish(std::int64_t position, const float* accumulators) const {
     const Conv2dPitches& pitches = call_.pitches;
     const Epilogue& epilogue = call_.epilogue;
-    float* y = call_.output + place * pitches.y;
-    const float* residual = call_.residual ? call_.residual + place * pitches.residual : nullptr;
+    float* y = call_.output + position * pitches.y;
+    const float* residual = call_.residual ? call_.residual + position * pitches.residual : nullptr;
     for (int k = from_; k < to_; k += kWide) {
       const int some = to_ - k;
       Vec<kWide> value{};
-      if (sums) value = load_some<kWide>(sums + k, some);
+      if (accumulators) value = load_some<kWide>(accumulators + k, some);
       if (epilogue.bias) value += load_some<kWide>(epilogue.bias + k, some);
       if (residual) value += load_some<kWide>(residual + k, some);
       store_some<kWide>(y + k, finished(epilogue, value), some);
@@ -105,7 +106,7 @@ class DirectOutputs {
   const float* weights_;
   int terms_, filters_, from_, to_;
   float* windows_;
-  float* sums_;
+  float* accumulators_;
   std::int64_t at_[kRows];
   int rows_ = 0;
 };
@@ -169,14 +170,14 @@ inline std::int64_t winograd_scratch(const Conv2dShape& p, Conv2dMethod method) 
 }
 
 template <int S, int W>
-CNN_ENGINE_INLINE void input_tile(const float* const (&places)[S * S], int c, int count, float* v,
-                                  std::int64_t step) {
+CNN_ENGINE_INLINE void input_tile(const float* const (&positions)[S * S], int c, int count,
+                                  float* v, std::int64_t step) {
   Vec<W> half[S][S];
 #pragma GCC unroll 6
   for (int j = 0; j < S; ++j) {
     Vec<W> d[S], o[S];
 #pragma GCC unroll 6
-    for (int i = 0; i < S; ++i) d[i] = load_some<W>(places[j * S + i] + c, count);
+    for (int i = 0; i < S; ++i) d[i] = load_some<W>(positions[j * S + i] + c, count);
     input_transform(d, o);
 #pragma GCC unroll 6
     for (int i = 0; i < S; ++i) half[i][j] = o[i];
@@ -231,8 +232,8 @@ CNN_ENGINE_INLINE void output_tile(const float* m, std::int64_t step, const Wino
   }
 }
 
-// A row of o = G w for three taps, with G's numbers: rows of points that differ in their sign share
-// sums.
+// A row of o = G w for three kernel offsets, with G's numbers: rows of points that differ in their
+// sign share sums.
 template <int S, int W>
 CNN_ENGINE_INLINE Vec<W> kernel_row(const float (&g)[S][3], int row, const Vec<W> (&w)[3]) {
   if (row == 0) return g[0][0] * w[0];
@@ -270,7 +271,7 @@ void make_u(const float (&g)[S][3], const float* weights, int channels, float* u
   }
 }
 
-// Places of a tile that are measured together: two sums of each fit the registers.
+// Positions of a tile that are measured together: two sums of each fit the registers.
 template <int S>
 constexpr int measured_together() {
   const int registers = kRegisters * 3 / 8, most = kWide < registers ? kWide : registers;
@@ -279,14 +280,14 @@ constexpr int measured_together() {
   return count;
 }
 
-// TileSums of the places of a tile, columns from `first` on.
+// TileSums of the positions of a tile, columns from `first` on.
 template <int S>
-void measure_places(const float* const (&places)[S * S], int channels, int first,
-                    TileSums<S>& sums) {
+void measure_positions(const float* const (&positions)[S * S], int channels, int first,
+                       TileSums<S>& sums) {
   constexpr int W = kWide, N = measured_together<S>();
   for (int from = first * S; from < S * S; from += N) {
     Vec<W> size[W] = {}, square[W] = {};
-    const float* const* x = places + from;
+    const float* const* x = positions + from;
     const auto add = [&](int c, int some) __attribute__((always_inline)) {
 #pragma GCC unroll 12
       for (int i = 0; i < N; ++i) {
@@ -306,9 +307,9 @@ void measure_places(const float* const (&places)[S * S], int channels, int first
 
 // The inputs of tile `index` of all images, by columns: `nothing` outside the image.
 template <int M>
-void find_places(const Winograd& call, const Conv2dShape& p, const WinogradShape& shape,
-                 std::int64_t index, const float* nothing,
-                 const float* (&places)[(M + 2) * (M + 2)]) {
+void find_positions(const Winograd& call, const Conv2dShape& p, const WinogradShape& shape,
+                    std::int64_t index, const float* nothing,
+                    const float* (&positions)[(M + 2) * (M + 2)]) {
   constexpr int S = M + 2;
   const std::int64_t n = index / shape.area;
   const int tile = static_cast<int>(index % shape.area);
@@ -318,8 +319,8 @@ void find_places(const Winograd& call, const Conv2dShape& p, const WinogradShape
     for (int j = 0; j < S; ++j) {
       const int y = top + i, x = left + j;
       const bool inside = y >= 0 && y < p.h && x >= 0 && x < p.w;
-      const std::int64_t place = (n * p.h + y) * p.w + x;
-      places[j * S + i] = inside ? call.input + place * call.pitches.x : nothing;
+      const std::int64_t position = (n * p.h + y) * p.w + x;
+      positions[j * S + i] = inside ? call.input + position * call.pitches.x : nothing;
     }
   }
 }
@@ -335,12 +336,12 @@ bool write_tiles(const Winograd& call, const Conv2dShape& p, const WinogradShape
   const std::int64_t step = is_few ? kFewStep : shape.v_step(count);
   // From the end of some channels to those that follow.
   const std::int64_t apart = is_few ? S * S * kFewStep - kFewChannels : 0;
-  const float* places[S * S];
+  const float* positions[S * S];
   TileSums<S> sums;
   bool any = false;
   for (int t = 0; t < (is_few ? kFewTiles : count); ++t) {
     if (t < count) {
-      find_places<M>(call, p, shape, first + t, nothing, places);
+      find_positions<M>(call, p, shape, first + t, nothing, positions);
       const int tile = static_cast<int>((first + t) % shape.area);
       // The tile before has the first columns.
       const bool beside = t > 0 && tile % shape.tiles_x > 0;
@@ -348,7 +349,7 @@ bool write_tiles(const Winograd& call, const Conv2dShape& p, const WinogradShape
         __builtin_memcpy(sums.sizes, sums.sizes + M * S, 2 * S * sizeof(float));
         __builtin_memcpy(sums.squares, sums.squares + M * S, 2 * S * sizeof(float));
       }
-      measure_places<S>(places, p.c, beside ? 2 : 0, sums);
+      measure_positions<S>(positions, p.c, beside ? 2 : 0, sums);
       int rows = p.out_h() - tile / shape.tiles_x * M;
       int columns = p.out_w() - tile % shape.tiles_x * M;
       if (rows > M) rows = M;
@@ -356,15 +357,15 @@ bool write_tiles(const Winograd& call, const Conv2dShape& p, const WinogradShape
       direct[t] = outside_bound<M, 3>(bound, sums, rows, columns);
       any |= __builtin_popcount(direct[t]) < rows * columns;
     } else {
-      for (const float*& place : places) place = nothing;
+      for (const float*& position : positions) position = nothing;
     }
     float* to = v + t * (is_few ? kFewChannels : std::int64_t{shape.c_pitch});
     int c = 0;
     for (; c + kWide <= p.c; c += kWide) {
-      input_tile<S, kWide>(places, c, kWide, to + c / kFewChannels * apart, step);
+      input_tile<S, kWide>(positions, c, kWide, to + c / kFewChannels * apart, step);
     }
     for (; c < p.c; c += kNarrow) {
-      input_tile<S, kNarrow>(places, c, p.c - c, to + c / kFewChannels * apart, step);
+      input_tile<S, kNarrow>(positions, c, p.c - c, to + c / kFewChannels * apart, step);
     }
   }
   return any;
@@ -381,22 +382,22 @@ void read_tiles(const Winograd& call, const Conv2dShape& p, const WinogradShape&
     const std::int64_t n = (first + t) / shape.area;
     const int tile = static_cast<int>((first + t) % shape.area);
     const int top = tile / shape.tiles_x * M, left = tile % shape.tiles_x * M;
-    const std::int64_t place = (n * out_h + top) * out_w + left;
-    const WinogradOutput at{call.output + place * pitches.y,
-                            call.residual ? call.residual + place * pitches.residual : nullptr,
+    const std::int64_t position = (n * out_h + top) * out_w + left;
+    const WinogradOutput at{call.output + position * pitches.y,
+                            call.residual ? call.residual + position * pitches.residual : nullptr,
                             std::int64_t{out_w} * pitches.y,
                             pitches.y,
                             std::int64_t{out_w} * pitches.residual,
                             pitches.residual,
                             out_h - top < M ? out_h - top : M,
                             out_w - left < M ? out_w - left : M};
-    const float* sums = m + t * kWinogradFilters - from;
+    const float* accumulators = m + t * kWinogradFilters - from;
     int k = from;
     for (; k + kWide <= to; k += kWide) {
-      output_tile<M, kWide>(sums, step, at, call.epilogue, k, kWide);
+      output_tile<M, kWide>(accumulators, step, at, call.epilogue, k, kWide);
     }
     for (; k < to; k += kNarrow) {
-      output_tile<M, kNarrow>(sums, step, at, call.epilogue, k, to - k);
+      output_tile<M, kNarrow>(accumulators, step, at, call.epilogue, k, to - k);
     }
     for (int i = 0; i < at.rows; ++i) {
       call.activation.apply(at.y + i * at.row + from, pitches.y, at.columns, to - from);
@@ -404,22 +405,23 @@ void read_tiles(const Winograd& call, const Conv2dShape& p, const WinogradShape&
   }
 }
 
-// Writes the window of 3x3 places in the order of the weights; returns whether any value is not
+// Writes the window of 3x3 positions in the order of the weights; returns whether any value is not
 // zero.
 template <int S>
-bool write_window(const float* const* places, int channels, bool taps_first, float* to) {
+bool write_window(const float* const* positions, int channels, bool kernel_offsets_first,
+                  float* to) {
   std::uint32_t any = 0;  // bits, but for the sign
-  for (int tap = 0; tap < 9; ++tap) {
-    const float* from = places[tap % 3 * S + tap / 3];
+  for (int kernel_offset = 0; kernel_offset < 9; ++kernel_offset) {
+    const float* from = positions[kernel_offset % 3 * S + kernel_offset / 3];
     for (int c = 0; c < channels; ++c) {
       std::uint32_t bits;
       __builtin_memcpy(&bits, from + c, sizeof bits);
       any |= bits << 1;
     }
-    if (taps_first) {
-      __builtin_memcpy(to + tap * channels, from, sizeof(float) * channels);
+    if (kernel_offsets_first) {
+      __builtin_memcpy(to + kernel_offset * channels, from, sizeof(float) * channels);
     } else {
-      for (int c = 0; c < channels; ++c) to[c * 9 + tap] = from[c];
+      for (int c = 0; c < channels; ++c) to[c * 9 + kernel_offset] = from[c];
     }
   }
   return any != 0;
@@ -434,14 +436,14 @@ void write_direct(const Winograd& call, const Conv2dShape& p, const WinogradShap
   const int out_h = p.out_h(), out_w = p.out_w();
   for (int t = 0; t < count; ++t) {
     if (direct[t] == 0) continue;
-    const float* places[S * S];
-    find_places<M>(call, p, shape, first + t, nothing, places);
+    const float* positions[S * S];
+    find_positions<M>(call, p, shape, first + t, nothing, positions);
     const std::int64_t n = (first + t) / shape.area;
     const int tile = static_cast<int>((first + t) % shape.area);
     const int top = tile / shape.tiles_x * M, left = tile % shape.tiles_x * M;
     for (int i = 0; i < M * M; ++i) {
       if (!(direct[t] >> i & 1)) continue;
-      const float* const* window = places + i % M * S + i / M;
+      const float* const* window = positions + i % M * S + i / M;
       const bool any = write_window<S>(window, p.c, !shape.makes_u, outputs.window());
       outputs.add((n * out_h + top + i / M) * out_w + left + i % M, any);
     }
@@ -458,7 +460,8 @@ struct KernelTransform {
     double exact[8][5];
     fused::kernel_transform(M, 3, exact);
     for (int i = 0; i < M + 2; ++i) {
-      for (int tap = 0; tap < 3; ++tap) g[i][tap] = static_cast<float>(exact[i][tap]);
+      for (int kernel_offset = 0; kernel_offset < 3; ++kernel_offset)
+        g[i][kernel_offset] = static_cast<float>(exact[i][kernel_offset]);
     }
   }
 };

@@ -1,5 +1,5 @@
-// conv_transpose2d on the CPU: a map of outputs at a time; every tap adds a scaled row of the input
-// to a row of the output, so that a sum's order is channel, row, column.
+// conv_transpose2d on the CPU: a map of outputs at a time; every kernel offset adds a scaled row of
+// the input to a row of the output, so that a sum's order is channel, row, column.
 #include "ops/conv_transpose2d.h"
 
 #include "runtime/parallel.h"
@@ -7,7 +7,7 @@
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
 
-// Input places [begin, end) whose output place `at * stride + offset` lies in [0, size).
+// Input positions [begin, end) whose output position `at * stride + offset` lies in [0, size).
 struct Range {
   int begin, end;
 

@@ -94,18 +94,19 @@ void transpose(const Item* input, Item* output, const Strided<2>& walk, int othe
       Item* to = output + column;
       for (int d = last - 1; d >= 0; --d) {
         if (d == other) continue;
-        const std::int64_t place = rest % walk.dims[d];
+        const std::int64_t position = rest % walk.dims[d];
         rest /= walk.dims[d];
-        to += place * walk.strides[0][d];
-        from += place * walk.strides[1][d];
+        to += position * walk.strides[0][d];
+        from += position * walk.strides[1][d];
       }
       const std::int64_t width = columns - column < kTile ? columns - column : kTile;
       for (std::int64_t row = first; row < first + kStrip && row < rows; row += kTile) {
         const std::int64_t next = row + kTile;
         if (next < rows) {
           for (std::int64_t i = 0; i < width; ++i) __builtin_prefetch(from + next + i * from_step);
-          const std::int64_t ahead = rows - next < kTile ? rows - next : kTile;
-          for (std::int64_t j = 0; j < ahead; ++j) __builtin_prefetch(to + (next + j) * to_step, 1);
+          const std::int64_t prefetched = rows - next < kTile ? rows - next : kTile;
+          for (std::int64_t j = 0; j < prefetched; ++j)
+            __builtin_prefetch(to + (next + j) * to_step, 1);
         }
         transpose_tile(from + row, from_step, to + row * to_step, to_step,
                        rows - row < kTile ? rows - row : kTile, width);

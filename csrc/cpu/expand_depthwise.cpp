@@ -81,22 +81,21 @@ struct Expand {
 // Rows [top, bottom) of the channels [from, to) of an image, from `y` on.
 void expand_rows(const Expand& call, const Conv2dShape& p, int n, int top, int bottom, int from,
                  int to, float* y) {
-  const std::int64_t zero = 0, places = std::int64_t{bottom - top} * p.w;
+  const std::int64_t zero = 0, positions = std::int64_t{bottom - top} * p.w;
   const float* x = call.input + (std::int64_t{n} * p.h + top) * p.w * call.pitches.x;
   const int filters = to - from;
-  Product product{&zero,   1, ChannelParts(call.channels, 1), call.pitches.x, nullptr, filters,
-                  filters, 0};
-  product.weights = call.first + from / kFilterGroup * product.group_size();
+  Gemm gemm{&zero, 1, ChannelParts(call.channels, 1), call.pitches.x, nullptr, filters, filters, 0};
+  gemm.weights = call.first + from / kFilterGroup * gemm.group_size();
   const Epilogue epilogue = call.inner.epilogue(call.first_bias ? call.first_bias + from : nullptr);
-  const std::int64_t runs = (places + Float32::kRunRows - 1) / Float32::kRunRows;
+  const std::int64_t runs = (positions + Float32::kRunRows - 1) / Float32::kRunRows;
   for (std::int64_t run = 0; run < runs; ++run) {
-    const std::int64_t first = places * run / runs;
-    const int count = static_cast<int>(places * (run + 1) / runs - first);
-    float* to_place = y + first * filters;
-    multiply_runs(product, 0, filters, epilogue, nullptr, [&](const auto& body) {
-      body(x + first * call.pitches.x, to_place, nullptr, count);
+    const std::int64_t first = positions * run / runs;
+    const int count = static_cast<int>(positions * (run + 1) / runs - first);
+    float* to_position = y + first * filters;
+    multiply_runs(gemm, 0, filters, epilogue, nullptr, [&](const auto& body) {
+      body(x + first * call.pitches.x, to_position, nullptr, count);
     });
-    call.inner.apply(to_place, filters, count, filters);
+    call.inner.apply(to_position, filters, count, filters);
   }
 }
 
@@ -108,10 +107,10 @@ void expand_and_convolve(const Expand& call, const Conv2dShape& p, const ExpandS
   const auto run_row = depthwise_row_of(p);
   const int out_h = p.out_h(), out_w = p.out_w();
   d.channels = to - from;
-  d.place = d.channels;
-  d.row = std::int64_t{p.w} * d.place * p.dilation_h;
+  d.position = d.channels;
+  d.row = std::int64_t{p.w} * d.position * p.dilation_h;
   d.bias = call.second_bias ? call.second_bias + from : nullptr;
-  const std::int64_t row = std::int64_t{p.w} * d.place;
+  const std::int64_t row = std::int64_t{p.w} * d.position;
   int base = 0, made = 0;  // rows [base, made) are there
   for (int i = begin; i < end;) {
     const int next = i + split.together < end ? i + split.together : end;
@@ -148,8 +147,8 @@ void share_blocks(const Expand& call, const Scratch& scratch, const Conv2dShape&
                   const ExpandSplit& split, int threads) {
   const int out_h = p.out_h(), blocks = split.blocks;
   const std::int64_t tasks = std::int64_t{p.n} * split.chunks * blocks;
-  const std::int64_t products = std::int64_t{p.n} * p.h * p.w * p.k * call.channels;
-  parallel_for(tasks, products / tasks, threads, [&](std::int64_t begin, std::int64_t end) {
+  const std::int64_t macs = std::int64_t{p.n} * p.h * p.w * p.k * call.channels;
+  parallel_for(tasks, macs / tasks, threads, [&](std::int64_t begin, std::int64_t end) {
     const Scratch::Part part(scratch);
     const float** table = depthwise_table(part.data(), p);
     const DepthwiseRow d = depthwise_rows(part.data(), p, call.pitches, call.outer);
@@ -170,13 +169,13 @@ void share_blocks(const Expand& call, const Scratch& scratch, const Conv2dShape&
 // Of the sums of rows, in the rows' order.
 void write_means(const double* sums, float* mean, int mean_pitch, const Conv2dShape& p) {
   const int out_h = p.out_h();
-  const double places = static_cast<double>(out_h) * p.out_w();
+  const double positions = static_cast<double>(out_h) * p.out_w();
   for (int n = 0; n < p.n; ++n) {
     const double* row = sums + std::int64_t{n} * out_h * p.k;
     for (int k = 0; k < p.k; ++k) {
       double sum = 0;
       for (int i = 0; i < out_h; ++i) sum += row[std::int64_t{i} * p.k + k];
-      mean[std::int64_t{n} * mean_pitch + k] = static_cast<float>(sum / places);
+      mean[std::int64_t{n} * mean_pitch + k] = static_cast<float>(sum / positions);
     }
   }
 }

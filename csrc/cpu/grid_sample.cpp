@@ -28,10 +28,10 @@ int fill_grid_table(const GridSampleShape& p, const float* grid, int count, Grid
       int offset = 0, rest = k;
       float weight = 1.0f;
       for (int d = 0, divisor = pixels / taps; d < p.rank; ++d, divisor /= taps) {
-        const int tap = rest / divisor;
-        rest -= tap * divisor;
-        offset = offset * p.sizes[3 - p.rank + d] + of[d].at[tap];
-        weight *= of[d].weight[tap];
+        const int index = rest / divisor;
+        rest -= index * divisor;
+        offset = offset * p.sizes[3 - p.rank + d] + of[d].at[index];
+        weight *= of[d].weight[index];
       }
       table.offset[k][i] = offset;
       table.weight[k][i] = weight;
@@ -59,15 +59,15 @@ void grid_sample(const float* input, const float* grid, float* output, const Gri
       for (int c = 0; c < p.channels; ++c) {
         const float* x = input + (image * p.channels + c) * p.plane();
         float* y = output + (image * p.channels + c) * p.positions + first;
-        float sums[kGridPositions] = {};
+        float accumulators[kGridPositions] = {};
         for (int k = 0; k < pixels; ++k) {
 #pragma omp simd
           for (int i = 0; i < count; ++i) {
             const float weight = table.weight[k][i], value = x[table.offset[k][i]];
-            sums[i] += weight != 0.0f ? weight * value : 0.0f;
+            accumulators[i] += weight != 0.0f ? weight * value : 0.0f;
           }
         }
-        for (int i = 0; i < count; ++i) y[i] = sums[i];
+        for (int i = 0; i < count; ++i) y[i] = accumulators[i];
       }
     }
   });

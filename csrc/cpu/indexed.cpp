@@ -22,8 +22,8 @@ Strided<3> rows_of(const IndexedShape& p) {
 
 // Where a row's run begins, less its start; -1 where column `wrong` names none.
 template <typename Index>
-inline std::int64_t place_of(const Index* row, const IndexedShape& p, int& wrong) {
-  std::int64_t place = 0;
+inline std::int64_t position_of(const Index* row, const IndexedShape& p, int& wrong) {
+  std::int64_t position = 0;
   for (int k = 0; k < p.columns; ++k) {
     std::int64_t index = row[k];
     if (index < 0) index += p.sizes[k];
@@ -31,9 +31,9 @@ inline std::int64_t place_of(const Index* row, const IndexedShape& p, int& wrong
       wrong = k;
       return -1;
     }
-    place += index * p.strides[k];
+    position += index * p.strides[k];
   }
-  return place;
+  return position;
 }
 
 template <typename Item, typename Index>
@@ -43,22 +43,22 @@ void gather_rows(const Item* x, const Index* indices, Item* y, const IndexedShap
   const int last = rows.rank - 1;
   const std::int64_t start_step = rows.rank ? rows.strides[1][last] : 0;
   const std::int64_t index_step = rows.rank ? rows.strides[2][last] : 0;
-  const Index* bad = nullptr;  // one of those that name no place
+  const Index* bad = nullptr;  // one of those that name no position
   for_each_run(rows, p.run + p.columns, threads, [&](const std::int64_t* at, std::int64_t count) {
     Item* to = y + at[0] * p.run;
     const Item* from = x + at[1];
     const Index* row = indices + at[2];
     for (std::int64_t i = 0; i < count; ++i, to += p.run, from += start_step, row += index_step) {
       int wrong = 0;
-      const std::int64_t place = place_of(row, p, wrong);
-      if (place < 0) {
+      const std::int64_t position = position_of(row, p, wrong);
+      if (position < 0) {
         __atomic_store_n(&bad, row + wrong, __ATOMIC_RELAXED);
         return;
       }
       if (p.run == 1) {
-        *to = from[place];
+        *to = from[position];
       } else {
-        std::memcpy(to, from + place, p.run * sizeof(Item));
+        std::memcpy(to, from + position, p.run * sizeof(Item));
       }
     }
   });
@@ -66,7 +66,7 @@ void gather_rows(const Item* x, const Index* indices, Item* y, const IndexedShap
   const Index* first = indices;  // the first of them, whatever thread met which
   for (;; first += p.columns) {
     int wrong = 0;
-    if (place_of(first, p, wrong) < 0) refuse_index(first[wrong], p.sizes[wrong]);
+    if (position_of(first, p, wrong) < 0) refuse_index(first[wrong], p.sizes[wrong]);
   }
 }
 
@@ -85,9 +85,9 @@ void scatter_rows(const Index* indices, const Item* updates, Item* y, const Inde
     for (std::int64_t i = 0; i < count;
          ++i, from += p.run, start += start_step, row += index_step) {
       int wrong = 0;
-      const std::int64_t place = place_of(row, p, wrong);
-      if (place < 0) refuse_index(row[wrong], p.sizes[wrong]);
-      Item* to = start + place;
+      const std::int64_t position = position_of(row, p, wrong);
+      if (position < 0) refuse_index(row[wrong], p.sizes[wrong]);
+      Item* to = start + position;
       for (std::int64_t r = 0; r < p.run; ++r) to[r] = join(to[r], from[r]);
     }
   });

@@ -227,7 +227,7 @@ struct Integer {
   static constexpr int kChannels = 2;
   static constexpr bool kWritten = true;
 #endif
-  static constexpr bool kInParts = false, kJoinsTaps = true;
+  static constexpr bool kInParts = false, kJoinsKernelOffsets = true;
   static constexpr int kRunRows = 384, kSlack = 16, kMostPasses = 3;
 #if defined(CNN_ENGINE_INTEGER_TILES)
   static constexpr int kUnrolledRow = 10;  // shorter rows would leave tiles empty
@@ -265,7 +265,7 @@ struct Integer {
 struct Centring {
   int zero;  // that stands for 0, of what is written
   std::uint8_t flip;
-  bool aligned;  // whether places can be read where they are
+  bool aligned;  // whether positions can be read where they are
 
   // Whether int8 is taken as it is.
   static constexpr bool kTakesSigned =

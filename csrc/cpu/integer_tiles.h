@@ -48,8 +48,8 @@ struct TileAt {
 };
 
 // The product of some tiles of rows and groups of filters.
-struct TileProduct {
-  const ProductOf<Integer>& p;
+struct TileGemm {
+  const GemmOf<Integer>& p;
   int x_rows, units;  // of a tile
 
   // Rows of M tiles by N groups of filters, whose first is at `w`.
@@ -77,9 +77,9 @@ struct TileProduct {
     if constexpr (M > 1) _tile_loadd(2, bias, 0);
     if constexpr (M > 1 && N > 1) _tile_loadd(3, bias + kTileSide, 0);
     const std::int64_t stride = 4 * p.stride, group = p.group_size();
-    for (int a = 0; a < p.tap_count; ++a) {
+    for (int a = 0; a < p.kernel_offset_count; ++a) {
       for (int c = 0; c < p.parts.channels; c += units, w += units * kFilterGroup) {
-        const std::int64_t from = p.taps[a] + c;
+        const std::int64_t from = p.kernel_offsets[a] + c;
         _tile_loadd(6, w, 64);
         _tile_loadd(4, at[0].x + from, stride);
         multiply<Signed, 0>();
@@ -118,9 +118,9 @@ struct TileProduct {
 
 // Filters [begin, end), whose first is a group's first, for some tiles: weights are read once.
 template <bool Signed>
-void multiply_tiles(const TileProduct& product, const TileAt* at, int count, int begin, int end,
+void multiply_tiles(const TileGemm& gemm, const TileAt* at, int count, int begin, int end,
                     const Requantize& epilogue) {
-  const ProductOf<Integer>& p = product.p;
+  const GemmOf<Integer>& p = gemm.p;
   const auto run = [&](auto m, auto n, const TileAt* first, int k) {
     const std::int64_t step = std::int64_t{k} * p.y_step;
     TileAt moved[2];
@@ -128,8 +128,8 @@ void multiply_tiles(const TileProduct& product, const TileAt* at, int count, int
       moved[i] = {first[i].x, first[i].y + step,
                   first[i].residual ? first[i].residual + k : nullptr};
     }
-    product.run<Signed, m, n>(moved, p.weights + k / kFilterGroup * p.group_size(), epilogue.at(k),
-                              end - k);
+    gemm.run<Signed, m, n>(moved, p.weights + k / kFilterGroup * p.group_size(), epilogue.at(k),
+                           end - k);
   };
   constexpr std::integral_constant<int, 1> one;
   constexpr std::integral_constant<int, 2> two;
@@ -145,26 +145,26 @@ void multiply_tiles(const TileProduct& product, const TileAt* at, int count, int
 // As nhwc.h's, of which all runs have as many rows. Tiles of a run have nearly the same number of
 // rows; the last one begins earlier, and computes some outputs again.
 template <typename Runs>
-void multiply_runs(const ProductOf<Integer>& p, int begin, int end, const Requantize& epilogue,
-                   Ahead*, const Runs& runs) {
+void multiply_runs(const GemmOf<Integer>& p, int begin, int end, const Requantize& epilogue,
+                   Prefetch*, const Runs& runs) {
   constexpr int kMost = 64;
   TileAt at[kMost];
   int count = 0;
-  TileProduct product{p, 0, Integer::tile_units(p.parts.channels)};
+  TileGemm gemm{p, 0, Integer::tile_units(p.parts.channels)};
   const auto flush = [&] {
     if (epilogue.types.x == ElementType::int8) {
-      multiply_tiles<true>(product, at, count, begin, end, epilogue);
+      multiply_tiles<true>(gemm, at, count, begin, end, epilogue);
     } else {
-      multiply_tiles<false>(product, at, count, begin, end, epilogue);
+      multiply_tiles<false>(gemm, at, count, begin, end, epilogue);
     }
     count = 0;
   };
   runs([&](const std::int32_t* x, std::uint8_t* y, const std::uint8_t* residual, int rows) {
     const int tiles = (rows + kTileSide - 1) / kTileSide, of_tile = (rows + tiles - 1) / tiles;
-    if (product.x_rows != of_tile) {
+    if (gemm.x_rows != of_tile) {
       if (count > 0) flush();
-      product.x_rows = of_tile;
-      configure(TileConfig(of_tile, product.units));
+      gemm.x_rows = of_tile;
+      configure(TileConfig(of_tile, gemm.units));
     }
     for (int tile = 0; tile < tiles; ++tile) {
       const int last = rows - of_tile, row = tile * of_tile < last ? tile * of_tile : last;

@@ -13,24 +13,24 @@ void interpolate_axis(const float* x, const std::int64_t* index, const float* we
                [=](std::int64_t begin, std::int64_t end) {
                  for (std::int64_t line = begin; line < end; ++line) {
                    const float* from = x + line / p.length * p.axis * p.inner;
-                   const std::int64_t* places = index + line % p.length * p.taps;
+                   const std::int64_t* positions = index + line % p.length * p.taps;
                    const float* weights = weight + line % p.length * p.taps;
                    float* to = y + line * p.inner;
                    if (p.inner == 1) {
                      float sum = 0.0f;
                      for (int t = 0; t < p.taps; ++t) {
-                       if (weights[t] != 0.0f) sum += weights[t] * from[places[t]];
+                       if (weights[t] != 0.0f) sum += weights[t] * from[positions[t]];
                      }
                      *to = sum;
                      continue;
                    }
                    for (std::int64_t i = 0; i < p.inner; ++i) to[i] = 0.0f;
                    for (int t = 0; t < p.taps; ++t) {
-                     const float* tap = from + places[t] * p.inner;
+                     const float* source = from + positions[t] * p.inner;
                      const float w = weights[t];
                      if (w == 0.0f) continue;
 #pragma omp simd
-                     for (std::int64_t i = 0; i < p.inner; ++i) to[i] += w * tap[i];
+                     for (std::int64_t i = 0; i < p.inner; ++i) to[i] += w * source[i];
                    }
                  }
                });

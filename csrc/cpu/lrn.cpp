@@ -1,4 +1,4 @@
-// lrn on the CPU: a channel's places of one image at a time.
+// lrn on the CPU: a channel's positions of one image at a time.
 #include "ops/lrn.h"
 
 #include <math.h>

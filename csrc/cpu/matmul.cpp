@@ -22,17 +22,17 @@ void rows_by_panels(const float* x, std::int64_t x_stride, int rows, const float
                     std::int64_t y_stride, int first, int columns, float lowest, float highest) {
   constexpr int kAtOnce = R < kWide ? R : kWide;
   multiply_all_columns<R>(packed, panels, count, x, x_stride, rows,
-                          [&](int t, int row, const float* sums, int size) {
+                          [&](int t, int row, const float* accumulators, int size) {
                             const int column = first + row, left = columns - column;
                             float* to = y + t * y_stride + column;
                             int i = 0;
                             for (; i < size && left - i >= kAtOnce; i += kAtOnce) {
-                              Vec<kAtOnce> value = load<kAtOnce>(sums + i);
+                              Vec<kAtOnce> value = load<kAtOnce>(accumulators + i);
                               if (bias) value += load<kAtOnce>(bias + column + i);
                               store<kAtOnce>(to + i, clamp(value, lowest, highest));
                             }
                             for (; i < size && i < left; ++i) {
-                              float value = sums[i];
+                              float value = accumulators[i];
                               if (bias) value += bias[column + i];
                               to[i] = clamp_one(value, lowest, highest);
                             }

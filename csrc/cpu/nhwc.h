@@ -1,6 +1,7 @@
 // The inner loop of products over images whose channels lie side by side:
 //
-//   y[t, k] += sum over taps a, channels c of x[t * stride + taps[a] + c] * w[a, c, k]
+//   y[t, k] += sum over kernel offsets a, channels c of x[t * stride + kernel_offsets[a] + c] *
+//   w[a, c, k]
 //
 // with k on SIMD lanes and a tile of rows t by vectors of k in registers. Channels are cut into
 // parts, each summed by itself in the order a, c and then added to what the parts before it gave:
@@ -28,7 +29,7 @@ void unary(const float* input, float* output, std::int64_t size, UnaryFunction f
            float alpha, float beta, int threads);
 
 // Filters are packed in groups of so many, whatever the width of the vectors is, missing ones zero:
-// [groups][parts][taps][channels of the part][kFilterGroup].
+// [groups][parts][kernel offsets][channels of the part][kFilterGroup].
 constexpr int kFilterGroup = 16;
 
 // Types and tables that files of one instruction set share, which is why they are in no unnamed
@@ -36,16 +37,16 @@ constexpr int kFilterGroup = 16;
 
 // What comes next, so many runs of lines: they are asked for while others are multiplied, a line a
 // product. First weights, and then what is read and written after them.
-struct Ahead {
+struct Prefetch {
   const float* run;
   std::int64_t lines, step;  // of a run; from one to the next
   int runs;
-  Ahead* then = nullptr;
+  Prefetch* then = nullptr;
   std::int64_t asked = 0;
 
   // The next `count` lines, one after the other; null where all have been asked for.
   CNN_ENGINE_INLINE const float* take(std::int64_t count) {
-    Ahead* at = this;
+    Prefetch* at = this;
     while (at->runs <= 0) {
       at = at->then;
       if (!at) return nullptr;
@@ -71,9 +72,10 @@ struct Float32 {
   static constexpr int kChannels = 1;      // of a unit
   static constexpr bool kWritten = false;  // whether units are always written out before
   static constexpr bool kInParts = true;   // whether long sums are summed in parts, through y
-  // Whether what is side by side in a band, taps of a row among it, is one run of channels.
-  static constexpr bool kJoinsTaps = false;
-  static constexpr int kRunRows = 96;  // places of a run of a 1x1 convolution, at most
+  // Whether what is side by side in a band, kernel offsets of a row among it, is one run of
+  // channels.
+  static constexpr bool kJoinsKernelOffsets = false;
+  static constexpr int kRunRows = 96;  // positions of a run of a 1x1 convolution, at most
   // Outputs of a row up to which what they read is written out for each, though it is as often.
   static constexpr int kUnrolledRow = 0;
   static constexpr int kMostPasses = 1;
@@ -91,10 +93,11 @@ struct Float32 {
   }
 };
 
-// The taps of some outputs, where they are not all: offsets in x, and which of all taps they are.
-struct TapsInside {
-  const std::int64_t* taps;
-  const std::int64_t* places;
+// The kernel offsets of some outputs, where they are not all: offsets in x, and which of all kernel
+// offsets they are.
+struct KernelOffsetsInside {
+  const std::int64_t* kernel_offsets;
+  const std::int64_t* positions;
   int count;
 };
 
@@ -104,8 +107,8 @@ struct TileOf {
   int tiles;
   const typename Lane::Unit* x;
   std::int64_t x_stride;
-  const std::int64_t* taps;
-  int tap_count, channels;
+  const std::int64_t* kernel_offsets;
+  int kernel_offset_count, channels;
   const typename Lane::Unit* w;
   std::int64_t group_size;
   typename Lane::Output* y;
@@ -115,8 +118,9 @@ struct TileOf {
   std::int64_t residual_stride = 0;
   const typename Lane::Residual* residual;  // or null
   int valid;                                // filters that there are
-  Ahead* ahead;                             // what is brought to the second-level cache meanwhile
-  const std::int64_t* places = nullptr;     // of the taps' weights; null: one after the other
+  Prefetch* prefetch;                       // what is brought to the second-level cache meanwhile
+  const std::int64_t* positions =
+      nullptr;  // of the kernel offsets' weights; null: one after the other
 };
 
 using NhwcTile = TileOf<Float32>;
@@ -186,10 +190,10 @@ struct Activation {
 };
 
 // Products of a part of a sum: of a block of filters, their weights fill 32 KB at most.
-constexpr int kPartProducts = 128;
+constexpr int kPartTerms = 128;
 // The same of sums of fewer products than kLongSum: one part would be nearly all of them, and its
 // error, in the light networks that have such sums, the largest.
-constexpr int kShortSumProducts = 64, kLongSum = 256;
+constexpr int kShortPartTerms = 64, kLongSum = 256;
 
 constexpr int filter_groups(int filters) { return (filters + kFilterGroup - 1) / kFilterGroup; }
 
@@ -240,10 +244,10 @@ struct ChannelParts {
   int channels, count;
 
   CNN_ENGINE_INLINE explicit ChannelParts(int channels) : channels(channels), count(1) {}
-  CNN_ENGINE_INLINE ChannelParts(int channels, int taps) : channels(channels) {
-    const std::int64_t products = std::int64_t{channels} * taps;
-    const int most = products < kLongSum ? kShortSumProducts : kPartProducts;
-    count = static_cast<int>((products + most - 1) / most);
+  CNN_ENGINE_INLINE ChannelParts(int channels, int kernel_offsets) : channels(channels) {
+    const std::int64_t terms = std::int64_t{channels} * kernel_offsets;
+    const int most = terms < kLongSum ? kShortPartTerms : kPartTerms;
+    count = static_cast<int>((terms + most - 1) / most);
     if (count > channels) count = channels;
   }
   CNN_ENGINE_INLINE int first(int part) const {
@@ -252,9 +256,9 @@ struct ChannelParts {
 };
 
 template <typename Lane>
-struct ProductOf {
-  const std::int64_t* taps;  // offsets in x
-  int tap_count;
+struct GemmOf {
+  const std::int64_t* kernel_offsets;  // offsets in x
+  int kernel_offset_count;
   ChannelParts parts;
   std::int64_t stride;                 // of x, from row to row
   const typename Lane::Unit* weights;  // packed
@@ -263,10 +267,10 @@ struct ProductOf {
   int y_step = 1;  // of y, from filter to filter
 
   CNN_ENGINE_INLINE std::int64_t group_size() const {
-    return std::int64_t{tap_count} * parts.channels * kFilterGroup;
+    return std::int64_t{kernel_offset_count} * parts.channels * kFilterGroup;
   }
 };
-using Product = ProductOf<Float32>;
+using Gemm = GemmOf<Float32>;
 
 #if defined(__AVX2__)
 CNN_ENGINE_INLINE __m256i first_lanes(int count) {
@@ -340,7 +344,7 @@ CNN_ENGINE_INLINE void for_filter_blocks(int begin, int end, const Body& body) {
 template <typename Lane>
 CNN_ENGINE_INLINE void multiply_rows(TileOf<Lane>& tile, const TileFunction<Lane>* functions,
                                      int most, const typename Lane::Unit* x,
-                                     typename Lane::Output* y, int rows, Ahead& ahead,
+                                     typename Lane::Output* y, int rows, Prefetch& prefetch,
                                      const typename Lane::Residual* residual) {
   for (int row = 0; row < rows;) {
     const int left = rows - row, tiles = (left + most - 1) / most;
@@ -352,7 +356,7 @@ CNN_ENGINE_INLINE void multiply_rows(TileOf<Lane>& tile, const TileFunction<Lane
     tile.x = x + row * tile.x_stride;
     tile.y = y + row * tile.y_stride;
     tile.residual = residual ? residual + row * tile.residual_stride : nullptr;
-    tile.ahead = &ahead;
+    tile.prefetch = &prefetch;
     functions[count](tile);
     row += tile.tiles * count;
   }
@@ -360,24 +364,25 @@ CNN_ENGINE_INLINE void multiply_rows(TileOf<Lane>& tile, const TileFunction<Lane
 
 // Filters [begin, end), whose first is a group's first, for all runs of rows. runs(body) calls
 // body(x, y, residual or null, rows) for each, all pointing at channel and filter 0; behind them
-// may be the taps of these rows. `then`: what is asked for after weights, or null.
+// may be the kernel offsets of these rows. `then`: what is asked for after weights, or null.
 template <typename Lane, typename Runs>
-void multiply_runs(const ProductOf<Lane>& p, int begin, int end,
-                   const typename Lane::Last& epilogue, Ahead* then, const Runs& runs) {
+void multiply_runs(const GemmOf<Lane>& p, int begin, int end, const typename Lane::Last& epilogue,
+                   Prefetch* then, const Runs& runs) {
   using Unit = typename Lane::Unit;
   for (int part = 0; part < p.parts.count; ++part) {
     const int from = p.parts.first(part), channels = p.parts.first(part + 1) - from;
     const bool is_last = part + 1 == p.parts.count;
     // The weights of the block from filter k on, or of the next part's first.
-    const auto ahead_of = [&](int k) {
+    const auto prefetch_of = [&](int k) {
       const bool same = k < end;
       const int at = same ? k : begin, i = same ? part : part + 1;
-      if (i == p.parts.count) return Ahead{nullptr, 0, 0, 0, then};
+      if (i == p.parts.count) return Prefetch{nullptr, 0, 0, 0, then};
       const int groups = filter_groups(end - at), most = kNhwcVectors * kWide / kFilterGroup;
-      return Ahead{reinterpret_cast<const float*>(p.weights) + at / kFilterGroup * p.group_size() +
-                       std::int64_t{p.parts.first(i)} * p.tap_count * kFilterGroup,
-                   std::int64_t{p.parts.first(i + 1) - p.parts.first(i)} * p.tap_count,
-                   p.group_size(), groups < most ? groups : most, then};
+      return Prefetch{reinterpret_cast<const float*>(p.weights) +
+                          at / kFilterGroup * p.group_size() +
+                          std::int64_t{p.parts.first(i)} * p.kernel_offset_count * kFilterGroup,
+                      std::int64_t{p.parts.first(i + 1) - p.parts.first(i)} * p.kernel_offset_count,
+                      p.group_size(), groups < most ? groups : most, then};
     };
     for_filter_blocks<Lane>(
         begin, end, [&](int k, const TileFunction<Lane>* functions, int most, int valid) {
@@ -386,21 +391,21 @@ void multiply_runs(const ProductOf<Lane>& p, int begin, int end,
           tile.x_stride = p.stride;
           tile.channels = channels;
           tile.w = p.weights + k / kFilterGroup * p.group_size() + k % kFilterGroup +
-                   std::int64_t{from} * p.tap_count * kFilterGroup;
+                   std::int64_t{from} * p.kernel_offset_count * kFilterGroup;
           tile.group_size = p.group_size();
           tile.y_stride = p.y_stride;
           tile.first = part == 0;
           tile.last = is_last ? &last : nullptr;
           tile.residual_stride = p.residual_stride;
           tile.valid = valid;
-          Ahead ahead = ahead_of(k + valid);
+          Prefetch prefetch = prefetch_of(k + valid);
           runs([&](const Unit* x, typename Lane::Output* y, const typename Lane::Residual* residual,
-                   int rows, const TapsInside* inside = nullptr) {
-            tile.taps = inside ? inside->taps : p.taps;
-            tile.places = inside ? inside->places : nullptr;
-            tile.tap_count = inside ? inside->count : p.tap_count;
+                   int rows, const KernelOffsetsInside* inside = nullptr) {
+            tile.kernel_offsets = inside ? inside->kernel_offsets : p.kernel_offsets;
+            tile.positions = inside ? inside->positions : nullptr;
+            tile.kernel_offset_count = inside ? inside->count : p.kernel_offset_count;
             multiply_rows<Lane>(tile, functions, most, x + from, y + std::int64_t{k} * p.y_step,
-                                rows, ahead, residual ? residual + k : nullptr);
+                                rows, prefetch, residual ? residual + k : nullptr);
           });
         });
   }

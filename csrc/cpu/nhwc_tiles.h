@@ -10,8 +10,8 @@ namespace {
 // vectors are there. Of what is asked for each vector, what most convolutions need is asked once:
 // it takes as long as the rest.
 template <int W, int B, int T, bool whole, typename Lane>
-CNN_ENGINE_INLINE void finish_sums(const TileOf<Lane>& p, const Vec<W> (&sum)[T][B], float* output,
-                                   const float* residual) {
+CNN_ENGINE_INLINE void tile_epilogue(const TileOf<Lane>& p, const Vec<W> (&sum)[T][B],
+                                     float* output, const float* residual) {
   const float* added = residual ? residual : output;
   const auto each = [&](const auto& finish) {
 #pragma GCC unroll 4
@@ -64,28 +64,28 @@ CNN_ENGINE_INLINE void finish_sums(const TileOf<Lane>& p, const Vec<W> (&sum)[T]
 template <int W, int B, int T, typename Lane>
 CNN_ENGINE_INLINE void finish_tile(const TileOf<Lane>& p, const Vec<W> (&sum)[T][B], float* output,
                                    const float* residual) {
-  finish_sums<W, B, T, true>(p, sum, output, residual);
+  tile_epilogue<W, B, T, true>(p, sum, output, residual);
 }
 // Of a tile of which the first filters alone are there. Masks inlined beside the products would
 // take registers from the accumulators of every tile.
 template <int W, int B, int T, typename Lane>
-[[gnu::noinline]] void finish_stored(const TileOf<Lane>& p, const float* sums, float* output,
-                                     const float* residual) {
+[[gnu::noinline]] void masked_epilogue(const TileOf<Lane>& p, const float* accumulators,
+                                       float* output, const float* residual) {
   Vec<W> sum[T][B];
-  for (int i = 0; i < T * B; ++i) sum[i / B][i % B] = load<W>(sums + i * W);
-  finish_sums<W, B, T, false>(p, sum, output, residual);
+  for (int i = 0; i < T * B; ++i) sum[i / B][i % B] = load<W>(accumulators + i * W);
+  tile_epilogue<W, B, T, false>(p, sum, output, residual);
 }
 template <int W, int B, int T, typename Lane>
 CNN_ENGINE_INLINE void finish_edge(const TileOf<Lane>& p, const Vec<W> (&sum)[T][B], float* output,
                                    const float* residual) {
-  float sums[T * B * W];
+  float accumulators[T * B * W];
   // Unrolled: an index that is not known would keep the accumulators of every tile in memory.
 #pragma GCC unroll 16
   for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) store<W>(sums + (t * B + b) * W, sum[t][b]);
+    for (int b = 0; b < B; ++b) store<W>(accumulators + (t * B + b) * W, sum[t][b]);
   }
-  finish_stored<W, B, T>(p, sums, output, residual);
+  masked_epilogue<W, B, T>(p, accumulators, output, residual);
 }
 
 template <typename Lane, int W, int B, int T>
@@ -98,15 +98,15 @@ void nhwc_tile(const TileOf<Lane>& p) {
   for (int tile = 0; tile < p.tiles; ++tile) {
     Sum sum[T][B] = {};
     const Unit* w = p.w;
-    const float* ahead = p.ahead->take(std::int64_t{p.tap_count} * p.channels);
-    const int ahead_step = ahead ? kFilterGroup : 0;
-    if (!ahead) ahead = reinterpret_cast<const float*>(w);
-    for (int a = 0; a < p.tap_count; ++a) {
-      const Unit* x = input + p.taps[a];
-      if (p.places) w = p.w + p.places[a] * p.channels * kFilterGroup;
+    const float* prefetch = p.prefetch->take(std::int64_t{p.kernel_offset_count} * p.channels);
+    const int prefetch_step = prefetch ? kFilterGroup : 0;
+    if (!prefetch) prefetch = reinterpret_cast<const float*>(w);
+    for (int a = 0; a < p.kernel_offset_count; ++a) {
+      const Unit* x = input + p.kernel_offsets[a];
+      if (p.positions) w = p.w + p.positions[a] * p.channels * kFilterGroup;
       for (int c = 0; c < p.channels; ++c, ++x, w += kFilterGroup) {
-        __builtin_prefetch(ahead, 0, 2);
-        ahead += ahead_step;
+        __builtin_prefetch(prefetch, 0, 2);
+        prefetch += prefetch_step;
         Sum weights[B];
 #pragma GCC unroll 4
         for (int b = 0; b < B; ++b) {

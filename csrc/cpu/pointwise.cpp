@@ -37,8 +37,8 @@ struct ReadyStep {
 // Throws std::invalid_argument for a step that reads what is not there.
 void check_step(const PointwiseStep& step, int index) {
   const int known = kPointwiseInputs + index;
-  const auto is_known = [&](int place) {
-    return place >= 0 && place < known;
+  const auto is_known = [&](int position) {
+    return position >= 0 && position < known;
   };
   const bool is_function = step.is_binary
                                ? name_of(static_cast<BinaryFunction>(step.function)) != nullptr

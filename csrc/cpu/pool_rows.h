@@ -1,5 +1,5 @@
-// Pools over rows of an image: a whole output row takes in the window's places one after the other,
-// so that the columns are SIMD lanes. Included only by files that are compiled once for each
+// Pools over rows of an image: a whole output row takes in the window's positions one after the
+// other, so that the columns are SIMD lanes. Included only by files that are compiled once for each
 // instruction set.
 #pragma once
 
@@ -12,7 +12,7 @@
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
 
-// y[j] = take(y[j], row[j * step + offset]) for every j whose place is inside the row.
+// y[j] = take(y[j], row[j * step + offset]) for every j whose position is inside the row.
 template <typename Take>
 CNN_ENGINE_INLINE void take_row(const float* row, float* y, int width, int out_width, int step,
                                 std::int64_t offset, const Take& take) {
@@ -34,8 +34,8 @@ CNN_ENGINE_INLINE void take_row(const float* row, float* y, int width, int out_w
   }
 }
 
-// `finish(y, top)` ends an output row whose windows begin at row `top`. The window's places are in
-// the order row, column.
+// `finish(y, top)` ends an output row whose windows begin at row `top`. The window's positions are
+// in the order row, column.
 template <typename Shape, typename Take, typename Finish>
 void pool_rows(const float* input, float* output, const Shape& shape, float start, int threads,
                const Take& take, const Finish& finish) {

@@ -44,7 +44,7 @@ constexpr const char* kInstructions = CNN_ENGINE_TEXT(CNN_ENGINE_ISA);
 void subtract_zero(const std::int16_t* weight, std::int32_t* bias, const Conv2dShape& p, int zero) {
   for (int k = 0; k < p.k; ++k) {
     std::uint32_t sum = 0;
-    for (int t = 0; t < p.taps(); ++t) sum += *weight++;
+    for (int t = 0; t < p.filter_size(); ++t) sum += *weight++;
     bias[k] = static_cast<std::int32_t>(static_cast<std::uint32_t>(bias[k]) - sum * zero);
   }
 }
@@ -69,13 +69,13 @@ void turn(const std::uint8_t* from, std::uint8_t* to, const Conv2dShape& p, int 
                        planes[i] = own + (c + i < p.c ? c + i : 0) * area;
                        if (c + i < p.c) mask |= 0xffu << (8 * i);
                      }
-                     std::uint8_t* place = to + row * p.w * pitch + c;
+                     std::uint8_t* position = to + row * p.w * pitch + c;
                      for (int x = 0; x < p.w; ++x) {
                        const std::uint32_t unit = planes[0][x] | planes[1][x] << 8 |
                                                   planes[2][x] << 16 |
                                                   static_cast<std::uint32_t>(planes[3][x]) << 24;
                        const std::uint32_t kept = unit & mask;
-                       __builtin_memcpy(place + x * pitch, &kept, sizeof kept);
+                       __builtin_memcpy(position + x * pitch, &kept, sizeof kept);
                      }
                    }
                  }
@@ -124,15 +124,16 @@ void quantized_conv2d_pack(const std::int16_t* weight, const std::int32_t* bias,
 #endif
   const int area = p.r * p.s, channels = p.group_channels(), own = units<Integer>(channels);
   std::int32_t* unit = to.weights();
-  const Taps<Integer> taps(p, false, passes);
-  for_packed<Integer>(p, taps, [&](int filter, int index, int c) {
+  const KernelOffsets<Integer> kernel_offsets(p, false, passes);
+  for_packed<Integer>(p, kernel_offsets, [&](int filter, int index, int c) {
     std::int32_t value = 0;
-    // Of joined taps, which one it is, and its unit; the last units may be past all of them.
-    const int a = taps.first(index) + c / own, first = c % own * Integer::kChannels;
-    const int pass = taps.pass(index);
-    if (filter >= 0 && c < taps.taps * own) {
+    // Of joined kernel offsets, which one it is, and its unit; the last units may be past all of
+    // them.
+    const int a = kernel_offsets.first(index) + c / own, first = c % own * Integer::kChannels;
+    const int pass = kernel_offsets.pass(index);
+    if (filter >= 0 && c < kernel_offsets.joined * own) {
       for (int i = 0; i < Integer::kChannels && first + i < channels; ++i) {
-        const int w = weight[std::int64_t{filter} * p.taps() + (first + i) * area + a];
+        const int w = weight[std::int64_t{filter} * p.filter_size() + (first + i) * area + a];
         constexpr int kBits = 32 / Integer::kChannels;
         const auto share = static_cast<std::uint32_t>(share_of(w, pass, passes));
         const std::uint32_t bits = share & ((1u << kBits) - 1);
@@ -187,17 +188,17 @@ std::int64_t integer_burst(std::int64_t rounds) {
   return burst_of_tiles(rounds);
 #else
   using V = IntVec<kWide>;
-  V sums[8] = {}, weights{};
+  V accumulators[8] = {}, weights{};
   std::int32_t x = 0;
   asm volatile("" : "+r"(x));
   for (std::int64_t i = 0; i < rounds; ++i) {
 #pragma GCC unroll 8
-    for (V& sum : sums) {
+    for (V& sum : accumulators) {
       opaque(weights);
       Integer::multiply_add(sum, weights, x);
     }
   }
-  for (V& sum : sums) opaque(sum);
+  for (V& sum : accumulators) opaque(sum);
   return rounds * 8 * kWide * Integer::kChannels;
 #endif
 }

@@ -1,9 +1,9 @@
 // Depthwise convolutions of 8-bit integers: one channel and one filter a group.
 //
-// A lane of 32 bits is a channel. It holds taps that lie below each other, four bytes (VPDPBUSD) or
-// two 16-bit integers (PMADDWD). Rows are interleaved so for a strip of output rows, once for all
-// outputs that read a column; each output row has weights of its own, zero where it reads no tap.
-// Included only by files that are compiled once for each instruction set.
+// A lane of 32 bits is a channel. It holds kernel offsets that lie below each other, four bytes
+// (VPDPBUSD) or two 16-bit integers (PMADDWD). Rows are interleaved so for a strip of output rows,
+// once for all outputs that read a column; each output row has weights of its own, zero where it
+// reads no kernel offset. Included only by files that are compiled once for each instruction set.
 #pragma once
 
 #include "cpu/byte_table.h"
@@ -27,7 +27,7 @@ inline bool is_depthwise(const Conv2dShape& p) {
 inline bool flips(ElementType type) { return type == ElementType::int8; }
 inline int unsigned_zero(ElementType type, int zero) { return zero + (flips(type) ? 128 : 0); }
 
-inline int taps_of_unit(int passes) {
+inline int kernel_offsets_of_unit(int passes) {
 #if defined(CNN_ENGINE_QUADS)
   return passes == 1 ? 4 : 2;  // wider weights need 16 bits
 #else
@@ -37,24 +37,27 @@ inline int taps_of_unit(int passes) {
 
 // Output rows that are computed together, and what is interleaved for them.
 struct Strip {
-  int taps;     // of a unit
-  int units;    // of a column
-  int rows;     // of outputs
-  int outputs;  // of a row, at most
-  int columns;  // of inputs, for so many outputs
+  int kernel_offsets;  // of a unit
+  int units;           // of a column
+  int rows;            // of outputs
+  int outputs;         // of a row, at most
+  int columns;         // of inputs, for so many outputs
 
-  Strip(const Conv2dShape& p, int taps)
-      : taps(taps),
-        units((p.r + taps - 1) / taps),
-        rows(p.dilation_h == 1 ? (units * taps - p.r) / p.stride_h + 1 : 1) {
+  Strip(const Conv2dShape& p, int kernel_offsets)
+      : kernel_offsets(kernel_offsets),
+        units((p.r + kernel_offsets - 1) / kernel_offsets),
+        rows(p.dilation_h == 1 ? (units * kernel_offsets - p.r) / p.stride_h + 1 : 1) {
     const int window = (p.s - 1) * p.dilation_w + 1;
     const int most = (kStripBytes / (4 * kBlockBytes * units) - window) / p.stride_w + 1;
     outputs = most > kLeastOutputs ? most : kLeastOutputs;
     if (outputs > p.out_w()) outputs = p.out_w();
     columns = (outputs - 1) * p.stride_w + window;
   }
-  // The tap at a place of a column that an output row multiplies; outside of [0, p.r): none.
-  int tap(const Conv2dShape& p, int row, int place) const { return place - row * p.stride_h; }
+  // The kernel offset at a position of a column that an output row multiplies; outside of [0, p.r):
+  // none.
+  int kernel_offset(const Conv2dShape& p, int row, int position) const {
+    return position - row * p.stride_h;
+  }
   // Units of a block's weights, for each channel; before them are its bias and its scale.
   std::int64_t weights(const Conv2dShape& p) const { return std::int64_t{rows} * units * p.s; }
   std::int64_t floats() const {
@@ -89,7 +92,7 @@ void for_tail(int channels, const Each& each) {
 }
 
 std::int64_t depthwise_packed(const Conv2dShape& p, int passes) {
-  const std::int64_t each = 2 + Strip(p, taps_of_unit(passes)).weights(p);
+  const std::int64_t each = 2 + Strip(p, kernel_offsets_of_unit(passes)).weights(p);
   std::int64_t channels = p.c / kBlockBytes * kBlockBytes;
   for_tail(p.c, [&](int width, int) { channels += width; });
   return channels * each;
@@ -98,14 +101,15 @@ std::int64_t depthwise_packed(const Conv2dShape& p, int passes) {
 // [blocks] of [bias, scale, rows of the strip x units x p.s] x [4 vectors][lanes].
 void depthwise_pack(const std::int16_t* weight, const std::int32_t* bias, const float* scale,
                     std::int32_t* to, const Conv2dShape& p, int passes) {
-  const Strip strip(p, taps_of_unit(passes));
+  const Strip strip(p, kernel_offsets_of_unit(passes));
   const auto unit = [&](int k, int row, int index, int s) {
     std::uint32_t bits = 0;
-    for (int i = 0; i < strip.taps; ++i) {
-      const int tap = strip.tap(p, row, index * strip.taps + i);
-      if (tap < 0 || tap >= p.r) continue;
-      const int size = 32 / strip.taps;
-      const auto w = static_cast<std::uint32_t>(weight[(std::int64_t{k} * p.r + tap) * p.s + s]);
+    for (int i = 0; i < strip.kernel_offsets; ++i) {
+      const int kernel_offset = strip.kernel_offset(p, row, index * strip.kernel_offsets + i);
+      if (kernel_offset < 0 || kernel_offset >= p.r) continue;
+      const int size = 32 / strip.kernel_offsets;
+      const auto w =
+          static_cast<std::uint32_t>(weight[(std::int64_t{k} * p.r + kernel_offset) * p.s + s]);
       bits |= (w & ((1u << size) - 1)) << (size * i);
     }
     return static_cast<std::int32_t>(bits);
@@ -129,7 +133,7 @@ void depthwise_pack(const std::int16_t* weight, const std::int32_t* bias, const 
   for_tail(p.c, block);
 }
 
-// Of each thread: a place of x_zero, and the interleaved rows of a block.
+// Of each thread: a position of x_zero, and the interleaved rows of a block.
 std::int64_t depthwise_floats(const Conv2dShape& p) {
   const std::int64_t two = Strip(p, 2).floats(), four = Strip(p, 4).floats();
   return two > four ? two : four;
@@ -207,11 +211,11 @@ struct Segment {
   const std::uint8_t* image;
   int top;  // the strip's first input row
   int first, count;
-  int rows;            // of outputs
-  std::int64_t place;  // of the first output of the first row, in the batch
+  int rows;               // of outputs
+  std::int64_t position;  // of the first output of the first row, in the batch
 };
 
-template <int Taps, int Width>
+template <int PerUnit, int Width>
 struct DepthwiseBlock {
   static constexpr int W = Width / 4;
   using V = IntVec<W>;
@@ -253,31 +257,31 @@ struct DepthwiseBlock {
     const V sign = static_cast<std::int32_t>(flip) - V{};
     for (int unit = 0; unit < strip.units; ++unit) {
       std::int32_t* to = columns + std::int64_t{unit} * strip.columns * Width;
-      const std::uint8_t* from[Taps];
-      std::int64_t step[Taps];
-      for (int i = 0; i < Taps; ++i) {
-        const int row = at.top + (unit * Taps + i) * p.dilation_h;
+      const std::uint8_t* from[PerUnit];
+      std::int64_t step[PerUnit];
+      for (int i = 0; i < PerUnit; ++i) {
+        const int row = at.top + (unit * PerUnit + i) * p.dilation_h;
         const bool inside = row >= 0 && row < p.h;
         step[i] = inside ? call.pitches.x : 0;
         from[i] = inside ? at.image + (std::int64_t{row} * p.w + left) * step[i] + c : zeros;
       }
-      V border[Taps];
+      V border[PerUnit];
       for (V& one : border) one = load_as<V>(zeros) ^ sign;
       for (int x = 0; x < begin; ++x) store(border, to + std::int64_t{x} * Width);
       for (int x = begin; x < end; ++x) {
-        V rows[Taps];
+        V rows[PerUnit];
 #pragma GCC unroll 4
-        for (int i = 0; i < Taps; ++i) rows[i] = load(from[i] + x * step[i]) ^ sign;
+        for (int i = 0; i < PerUnit; ++i) rows[i] = load(from[i] + x * step[i]) ^ sign;
         store(rows, to + std::int64_t{x} * Width);
       }
       for (int x = end; x < count; ++x) store(border, to + std::int64_t{x} * Width);
     }
   }
 
-  CNN_ENGINE_INLINE static void store(const V (&rows)[Taps], std::int32_t* to) {
+  CNN_ENGINE_INLINE static void store(const V (&rows)[PerUnit], std::int32_t* to) {
     V made[4];
     const V low = low_bytes(rows[0], rows[1]), high = high_bytes(rows[0], rows[1]);
-    if constexpr (Taps == 4) {
+    if constexpr (PerUnit == 4) {
       const V next = low_bytes(rows[2], rows[3]), last = high_bytes(rows[2], rows[3]);
       made[0] = low_words(low, next);
       made[1] = high_words(low, next);
@@ -314,23 +318,23 @@ struct DepthwiseBlock {
         for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 4
           for (int j = 0; j < 4; ++j) {
-            const V taps = load_as<V>(x + (t * p.stride_w * 4 + j) * W);
+            const V inputs = load_as<V>(x + (t * p.stride_w * 4 + j) * W);
 #if defined(CNN_ENGINE_QUADS)
-            if constexpr (Taps == 4) {
-              multiply_quads(total[t][j], taps, weights[j]);
+            if constexpr (PerUnit == 4) {
+              multiply_quads(total[t][j], inputs, weights[j]);
               continue;
             }
 #endif
-            multiply_pairs(total[t][j], taps, weights[j]);
+            multiply_pairs(total[t][j], inputs, weights[j]);
           }
         }
       }
     }
-    const std::int64_t place = at.place + std::int64_t{row} * p.out_w() + first;
+    const std::int64_t position = at.position + std::int64_t{row} * p.out_w() + first;
     const std::int64_t step = call.pitches.y * step_of(call.last.types.y);
-    std::uint8_t* y = call.output + place * step + c * step_of(call.last.types.y);
+    std::uint8_t* y = call.output + position * step + c * step_of(call.last.types.y);
     const std::uint8_t* residual =
-        call.residual ? call.residual + place * call.pitches.residual + c : nullptr;
+        call.residual ? call.residual + position * call.pitches.residual + c : nullptr;
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) {
       finish(total[t], residual, channels, y + t * step);
@@ -377,10 +381,10 @@ struct DepthwiseBlock {
 
 // ---- all ----
 
-template <int Taps>
+template <int PerUnit>
 void depthwise_of(const DepthwiseCall& call, const Scratch& scratch, const Conv2dShape& p,
                   int threads) {
-  const Strip strip(p, Taps);
+  const Strip strip(p, PerUnit);
   const int out_h = p.out_h(), out_w = p.out_w(), whole = p.c / kBlockBytes;
   const int strips = (out_h + strip.rows - 1) / strip.rows;
   const std::int64_t tasks = std::int64_t{p.n} * strips;
@@ -411,7 +415,7 @@ void depthwise_of(const DepthwiseCall& call, const Scratch& scratch, const Conv2
         const std::int32_t* packed = call.packed + from * block_size;
         const auto block = [&](auto width, int channel) {
           constexpr int Width = decltype(width)::value;
-          DepthwiseBlock<Taps, Width>{call, p, strip, channel, packed, zeros, columns}.run(at);
+          DepthwiseBlock<PerUnit, Width>{call, p, strip, channel, packed, zeros, columns}.run(at);
           packed += block_size / kBlockBytes * Width;
         };
         for (int i = from; i < to; ++i) {
@@ -419,8 +423,8 @@ void depthwise_of(const DepthwiseCall& call, const Scratch& scratch, const Conv2
         }
         if (has_tail) for_tail(p.c, block);
         for (int i = 0; i < at.rows; ++i) {
-          const std::int64_t place = at.place + std::int64_t{i} * out_w;
-          call.then.apply(call.output + place * call.pitches.y + c, call.pitches.y, at.count,
+          const std::int64_t position = at.position + std::int64_t{i} * out_w;
+          call.then.apply(call.output + position * call.pitches.y + c, call.pitches.y, at.count,
                           channels);
         }
       }
@@ -431,7 +435,7 @@ void depthwise_of(const DepthwiseCall& call, const Scratch& scratch, const Conv2
 void depthwise(const DepthwiseCall& call, const Scratch& scratch, const Conv2dShape& p,
                int threads) {
 #if defined(CNN_ENGINE_QUADS)
-  if (taps_of_unit(call.passes) == 4) return depthwise_of<4>(call, scratch, p, threads);
+  if (kernel_offsets_of_unit(call.passes) == 4) return depthwise_of<4>(call, scratch, p, threads);
 #endif
   depthwise_of<2>(call, scratch, p, threads);
 }

@@ -97,7 +97,7 @@ void combine(const void* a, const void* b, void* y, const BinaryShape& shape, co
   });
 }
 
-// Taps of a window in [first, end).
+// Kernel offsets of a window in [first, end).
 int inside_count(int first, int end, int dilation) {
   return end > first ? (end - first + dilation - 1) / dilation : 0;
 }

@@ -1,7 +1,7 @@
 // recurrent on the CPU: a step is the product of a few rows' states by packed panels of R, with
-// columns on SIMD lanes and the sums in registers, then the cell's functions over rows of gates.
-// Rows of a batch do not know of each other: groups of them, of each direction, are the tasks;
-// where there are fewer than threads, these share a step's panels.
+// columns on SIMD lanes and the accumulators in registers, then the cell's functions over rows of
+// gates. Rows of a batch do not know of each other: groups of them, of each direction, are the
+// tasks; where there are fewer than threads, these share a step's panels.
 #include "ops/recurrent.h"
 
 #include <cstring>
@@ -24,15 +24,15 @@ constexpr int vectors_of(int rows) {
   return fit < kPanel / kWide ? fit : kPanel / kWide;
 }
 
-// sums[t] += states[t] R over one panel, of which `columns` count.
+// accumulators[t] += states[t] R over one panel, of which `columns` count.
 template <int T>
-void multiply_panel(const float* states, const float* panel, float* sums, std::int64_t sums_stride,
-                    int hidden, int columns) {
+void multiply_panel(const float* states, const float* panel, float* accumulators,
+                    std::int64_t accumulators_stride, int hidden, int columns) {
   constexpr int V = vectors_of(T);
-  // Two sums of every second product where one would wait for the product before.
-  constexpr int kSums = V * T < 8 ? 2 : 1;
+  // Two accumulators of every second product where one would wait for the product before.
+  constexpr int kAccumulators = V * T < 8 ? 2 : 1;
   for (int first = 0; first < columns; first += V * kWide) {
-    Vec<kWide> sum[kSums][T][V] = {};
+    Vec<kWide> sum[kAccumulators][T][V] = {};
     const float* r = panel + first;
     const auto add = [&](int k, Vec<kWide>(&to)[T][V]) __attribute__((always_inline)) {
       Vec<kWide> weights[V];
@@ -47,18 +47,18 @@ void multiply_panel(const float* states, const float* panel, float* sums, std::i
       }
     };
     int k = 0;
-    for (; k + kSums <= hidden; k += kSums) {
+    for (; k + kAccumulators <= hidden; k += kAccumulators) {
       add(k, sum[0]);
-      if constexpr (kSums == 2) add(k + 1, sum[1]);
+      if constexpr (kAccumulators == 2) add(k + 1, sum[1]);
     }
     if (k < hidden) add(k, sum[0]);
     for (int t = 0; t < T; ++t) {
-      float* to = sums + t * sums_stride + first;
+      float* to = accumulators + t * accumulators_stride + first;
       float results[V * kWide];
 #pragma GCC unroll 16
       for (int v = 0; v < V; ++v) {
         Vec<kWide> total = sum[0][t][v];
-        if constexpr (kSums == 2) total += sum[1][t][v];
+        if constexpr (kAccumulators == 2) total += sum[1][t][v];
         store<kWide>(results + v * kWide, total);
       }
       const int count = columns - first < V * kWide ? columns - first : V * kWide;
@@ -67,29 +67,29 @@ void multiply_panel(const float* states, const float* panel, float* sums, std::i
   }
 }
 
-// sums[t] += states[t] R for `rows` rows and `columns` columns of R.
-void multiply(const float* states, const float* packed, float* sums, std::int64_t sums_stride,
-              int rows, int hidden, int columns, int threads) {
+// accumulators[t] += states[t] R for `rows` rows and `columns` columns of R.
+void multiply(const float* states, const float* packed, float* accumulators,
+              std::int64_t accumulators_stride, int rows, int hidden, int columns, int threads) {
   const int panels = (columns + kPanel - 1) / kPanel;
   const std::int64_t cost = std::int64_t{rows} * kPanel * hidden;
   parallel_for(panels, cost, threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t p = begin; p < end; ++p) {
       const float* panel = packed + p * kPanel * hidden;
-      float* to = sums + p * kPanel;
+      float* to = accumulators + p * kPanel;
       const int left = columns - static_cast<int>(p) * kPanel;
       const int count = left < kPanel ? left : kPanel;
       int row = 0;
       for (; row + 4 <= rows; row += 4) {
-        multiply_panel<4>(states + row * hidden, panel, to + row * sums_stride, sums_stride, hidden,
-                          count);
+        multiply_panel<4>(states + row * hidden, panel, to + row * accumulators_stride,
+                          accumulators_stride, hidden, count);
       }
       for (; row + 2 <= rows; row += 2) {
-        multiply_panel<2>(states + row * hidden, panel, to + row * sums_stride, sums_stride, hidden,
-                          count);
+        multiply_panel<2>(states + row * hidden, panel, to + row * accumulators_stride,
+                          accumulators_stride, hidden, count);
       }
       if (row < rows) {
-        multiply_panel<1>(states + row * hidden, panel, to + row * sums_stride, sums_stride, hidden,
-                          count);
+        multiply_panel<1>(states + row * hidden, panel, to + row * accumulators_stride,
+                          accumulators_stride, hidden, count);
       }
     }
   });
@@ -100,7 +100,7 @@ struct Task {
   const RecurrentShape& p;
   int direction, first, rows, threads;
   const float *packed, *bias, *peepholes;
-  float *h, *c, *sums, *more;  // [rows, H], [rows, H], [rows, G*H], [rows, H]
+  float *h, *c, *accumulators, *more;  // [rows, H], [rows, H], [rows, G*H], [rows, H]
 
   // Applies function `which` of the direction to `count` numbers within the clip.
   void apply(int which, float* x, std::int64_t count) const {
@@ -115,14 +115,14 @@ struct Task {
   }
 
   void rnn(int row) const {
-    float* x = sums + row * p.gate_size();
+    float* x = accumulators + row * p.gate_size();
     apply(0, x, p.hidden);
     std::memcpy(h + std::int64_t{row} * p.hidden, x, p.hidden * sizeof(float));
   }
 
   // z and r of a row, and what R_n is multiplied by, or its product is.
   void reset(int row) const {
-    float* x = sums + row * p.gate_size();
+    float* x = accumulators + row * p.gate_size();
     apply(0, x, 2 * std::int64_t{p.hidden});
     const float *r = x + p.hidden, *state = h + std::int64_t{row} * p.hidden;
     float* to = more + std::int64_t{row} * p.hidden;
@@ -136,7 +136,7 @@ struct Task {
     }
   }
   void gru(int row) const {
-    float* x = sums + row * p.gate_size();
+    float* x = accumulators + row * p.gate_size();
     float *n = x + 2 * p.hidden, *state = h + std::int64_t{row} * p.hidden;
     apply(1, n, p.hidden);
 #pragma omp simd
@@ -145,7 +145,7 @@ struct Task {
 
   void lstm(int row) const {
     const int count = p.hidden;
-    float* input = sums + row * p.gate_size();
+    float* input = accumulators + row * p.gate_size();
     float *output = input + count, *forget = output + count, *next = forget + count;
     float *state = h + std::int64_t{row} * count, *memory = c + std::int64_t{row} * count;
     if (peepholes == nullptr && !p.coupled) {
@@ -185,11 +185,12 @@ struct Task {
     const std::int64_t gate_size = p.gate_size();
     const int hidden = p.hidden, columns = p.first_gates() * hidden;
     for (int row = 0; row < rows; ++row) {
-      const std::int64_t place = std::int64_t{at[row] < 0 ? 0 : at[row]} * p.batch + first + row;
-      std::memcpy(sums + row * gate_size, gates + (place * p.directions + direction) * gate_size,
+      const std::int64_t position = std::int64_t{at[row] < 0 ? 0 : at[row]} * p.batch + first + row;
+      std::memcpy(accumulators + row * gate_size,
+                  gates + (position * p.directions + direction) * gate_size,
                   gate_size * sizeof(float));
     }
-    multiply(h, packed, sums, gate_size, rows, hidden, columns, threads);
+    multiply(h, packed, accumulators, gate_size, rows, hidden, columns, threads);
     if (p.cell == RecurrentCell::gru) {
       const float* last = packed + p.panels_size(2);
       if (p.reset_after) {
@@ -201,7 +202,7 @@ struct Task {
       }
       for (int row = 0; row < rows; ++row) reset(row);
       if (!p.reset_after) {
-        multiply(more, last, sums + columns, gate_size, rows, hidden, hidden, threads);
+        multiply(more, last, accumulators + columns, gate_size, rows, hidden, hidden, threads);
       }
     }
     for (int row = 0; row < rows; ++row) {
@@ -209,9 +210,9 @@ struct Task {
       if (p.cell == RecurrentCell::rnn) rnn(row);
       if (p.cell == RecurrentCell::gru) gru(row);
       if (p.cell == RecurrentCell::lstm) lstm(row);
-      const std::int64_t place = std::int64_t{at[row]} * p.directions + direction;
-      std::memcpy(output + (place * p.batch + first + row) * hidden, h + std::int64_t{row} * hidden,
-                  hidden * sizeof(float));
+      const std::int64_t position = std::int64_t{at[row]} * p.directions + direction;
+      std::memcpy(output + (position * p.batch + first + row) * hidden,
+                  h + std::int64_t{row} * hidden, hidden * sizeof(float));
     }
   }
 
@@ -225,8 +226,8 @@ struct Task {
         at[row] = !in ? -1 : p.begins_at_end(direction) ? length - 1 - s : s;
         any = any || in;
         if (in) continue;
-        const std::int64_t place = std::int64_t{s} * p.directions + direction;
-        std::memset(output + (place * p.batch + first + row) * p.hidden, 0,
+        const std::int64_t position = std::int64_t{s} * p.directions + direction;
+        std::memset(output + (position * p.batch + first + row) * p.hidden, 0,
                     p.hidden * sizeof(float));
       }
       if (any) step(gates, at, output);

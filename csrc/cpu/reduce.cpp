@@ -96,9 +96,9 @@ double finish(Reduction reduction, double value, std::int64_t axis) {
 constexpr std::int64_t kPart = 1 << 16;
 // Columns side by side that are reduced together.
 constexpr std::int64_t kColumns = 256;
-// Rows of many columns, such as the places of an image, are reduced in so many pieces at most, of
-// so many elements and rows at least: a thread reads those that it wrote itself, and what a piece
-// comes to is little beside what it reads.
+// Rows of many columns, such as the positions of an image, are reduced in so many pieces at most,
+// of so many elements and rows at least: a thread reads those that it wrote itself, and what a
+// piece comes to is little beside what it reads.
 constexpr std::int64_t kMostPieces = 8, kPiece = 1 << 13, kPieceRows = 16;
 
 template <typename Kind>

@@ -94,7 +94,7 @@ CNN_ENGINE_INLINE Vec<W> at_most(Vec<W> value, Vec<W> bound) {
 }
 
 // clamp(round_half_even(v) + zero, low, high) of 8 bits, signed or not; a NaN gives low. The one
-// place where floats become integers: of one vector, and of four at once.
+// position where floats become integers: of one vector, and of four at once.
 template <int W>
 CNN_ENGINE_INLINE IntVec<W> to_integers(Vec<W> v, int zero, int low, int high) {
   v = at_least<W>(v, splat<W>(static_cast<float>(low - zero)));

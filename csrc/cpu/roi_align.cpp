@@ -14,7 +14,7 @@ struct RoiSample {
   float weight[4];
 };
 
-// Of one dimension: the two pixels around a place and the second's weight; false outside.
+// Of one dimension: the two pixels around a position and the second's weight; false outside.
 bool roi_pixels(double at, int size, int (&pixel)[2], double& second) {
   if (!(at >= -1.0 && at <= size)) return false;
   const double held = at < 0.0 ? 0.0 : at > size - 1 ? size - 1.0 : at;

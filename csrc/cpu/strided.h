@@ -17,27 +17,27 @@ static inline void for_each_run(const Strided<compute_type>& walk, std::int64_t 
   const std::int64_t length = walk.rank ? walk.dims[last] : 1;
   // Not inlined: it would be compiled for one thread and again for several.
   const auto part = [&](std::int64_t begin, std::int64_t end) __attribute__((noinline)) {
-    std::int64_t place[kMaxDims] = {};
+    std::int64_t position[kMaxDims] = {};
     std::int64_t offsets[compute_type] = {};
     std::int64_t rest = begin;
     for (int d = last; d >= 0; --d) {
-      place[d] = rest % walk.dims[d];
+      position[d] = rest % walk.dims[d];
       rest /= walk.dims[d];
-      for (int k = 0; k < compute_type; ++k) offsets[k] += place[d] * walk.strides[k][d];
+      for (int k = 0; k < compute_type; ++k) offsets[k] += position[d] * walk.strides[k][d];
     }
     for (std::int64_t i = begin; i < end;) {
-      const std::int64_t first = walk.rank ? place[last] : 0;
+      const std::int64_t first = walk.rank ? position[last] : 0;
       const std::int64_t count = length - first < end - i ? length - first : end - i;
       run(static_cast<const std::int64_t*>(offsets), count);
       i += count;
       if (i == end) return;
-      place[last] = 0;  // the run ended with its dimension: on to the next, as an odometer does
+      position[last] = 0;  // the run ended with its dimension: on to the next, as an odometer does
       for (int k = 0; k < compute_type; ++k) offsets[k] -= first * walk.strides[k][last];
       for (int d = last - 1; d >= 0; --d) {
-        place[d] += 1;
+        position[d] += 1;
         for (int k = 0; k < compute_type; ++k) offsets[k] += walk.strides[k][d];
-        if (place[d] < walk.dims[d]) break;
-        place[d] = 0;
+        if (position[d] < walk.dims[d]) break;
+        position[d] = 0;
         for (int k = 0; k < compute_type; ++k) offsets[k] -= walk.dims[d] * walk.strides[k][d];
       }
     }

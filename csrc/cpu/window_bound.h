@@ -2,23 +2,23 @@
 //
 // A tile's outputs share products, which cancel where an output does not read them, but for their
 // rounding. So the error of each is that of the whole tile, and where a window holds little beside
-// its tile (zeros, a dark place beside a bright one, NaN), that is more than the window's own sum
-// may have:
+// its tile (zeros, a dark position beside a bright one, NaN), that is more than the window's own
+// sum may have:
 //
 //   |error| <= (16 + K / 8) u S,  S = sum of |x||w| over the K terms of the window.
 //
 // Such outputs are computed directly. Of a filter, with e(.) the sum of squares and l(.) that of
-// sizes, over channels, and w the root mean square, over channels, of its taps' norm:
+// sizes, over channels, and w the root mean square, over channels, of its kernel offsets' norm:
 //
 //   error of Winograd's <= kappa u w sqrt(e(tile))   kappa measured, with signs at random and alike
-//   S >= sum over taps of mean|w| l(x) - 2.5 spread|w| sqrt(e(window))
+//   S >= sum over kernel offsets of mean|w| l(x) - 2.5 spread|w| sqrt(e(window))
 //
-// The latter holds for values whose places have nothing to do with those of the weights, short of
-// two and a half standard deviations; it is negative where few values, or few weights, make up the
-// sum. Of taps that are small for all channels, which images with rows or columns of zeros are
-// sensitive to, twice their own mean is taken (of a row or a column of a few channels, four times).
-// All filters share the least of each number, as parts of w. Included only by files that are
-// compiled once for each instruction set.
+// The latter holds for values whose positions have nothing to do with those of the weights, short
+// of two and a half standard deviations; it is negative where few values, or few weights, make up
+// the sum. Of kernel offsets that are small for all channels, which images with rows or columns of
+// zeros are sensitive to, twice their own mean is taken (of a row or a column of a few channels,
+// four times). All filters share the least of each number, as parts of w. Included only by files
+// that are compiled once for each instruction set.
 #pragma once
 
 #include <cmath>
@@ -76,7 +76,7 @@ CNN_ENGINE_INLINE auto is_inside(const WindowBound& bound, V held, V window, V t
   return (rest > 0.0f) & (rest * rest > bound.spread * window + kLeastSquare);
 }
 
-// l(x) and e(x) of the places of a tile, by columns, and what vectors read past them.
+// l(x) and e(x) of the positions of a tile, by columns, and what vectors read past them.
 template <int S>
 struct TileSums {
   float sizes[S * S + 4] = {}, squares[S * S + 4] = {};
@@ -113,7 +113,7 @@ inline unsigned outside_bound(const WindowBound& bound, const TileSums<M + R - 1
     for (int s = 0; s < R; ++s) {
 #pragma GCC unroll 3
       for (int r = 0; r < R; ++r) {
-        held += bound.taps[r * R + s] * load<L>(sums.sizes + (j + s) * S + r);
+        held += bound.kernel_offsets[r * R + s] * load<L>(sums.sizes + (j + s) * S + r);
       }
       part += parts[j + s];
     }

@@ -1,11 +1,11 @@
-// Pools that sum over the window of max_pool2d.h; places outside the image are 0:
+// Pools that sum over the window of max_pool2d.h; positions outside the image are 0:
 //
 //   average_pool2d  y = sum of the window / count
 //   lp_pool2d       y = (sum over the window of |x| to the p) to the 1/p
 //
-// The count is of the window's places in the image, or with count_include_pad of those in the image
-// or its padding; never of those in the extra rows and columns, which only make room for a last
-// window. Sums are in the order row, column. A window without a place to count gives 0.
+// The count is of the window's positions in the image, or with count_include_pad of those in the
+// image or its padding; never of those in the extra rows and columns, which only make room for a
+// last window. Sums are in the order row, column. A window without a position to count gives 0.
 // Layouts: x [N,C,H,W], y [N,C,OH,OW]; float32, C-contiguous.
 #pragma once
 
@@ -19,7 +19,7 @@ struct AveragePool2dShape {
   int r, s;                                      // window
   int stride_h, stride_w;                        // rows and columns apart
   int pad_top, pad_left, pad_bottom, pad_right;  // zeros around the image
-  int dilation_h, dilation_w;                    // between two places of a window
+  int dilation_h, dilation_w;                    // between two positions of a window
   int extra_h, extra_w;                          // below and on the right, beyond the padding
 
   CNN_ENGINE_INLINE int out_h() const {
@@ -35,14 +35,14 @@ struct AveragePool2dShape {
   CNN_ENGINE_INLINE std::int64_t flops() const { return 0; }
   CNN_ENGINE_INLINE std::int64_t bytes() const { return 4 * (input_size() + output_size()); }
 
-  // Places of a window from `start` that lie in [0, size), or in [-before, size + after).
-  static CNN_ENGINE_INLINE int count(int start, int places, int dilation, int size, int before,
+  // Positions of a window from `start` that lie in [0, size), or in [-before, size + after).
+  static CNN_ENGINE_INLINE int count(int start, int positions, int dilation, int size, int before,
                                      int after) {
     const std::int64_t first = start + std::int64_t{before};
     const std::int64_t below = first >= 0 ? 0 : (-first + dilation - 1) / dilation;
     const std::int64_t room = std::int64_t{size} + before + after - first;
     std::int64_t up_to = room <= 0 ? 0 : (room + dilation - 1) / dilation;
-    if (up_to > places) up_to = places;
+    if (up_to > positions) up_to = positions;
     return up_to > below ? static_cast<int>(up_to - below) : 0;
   }
   // What the sum of the window from (top, left) is divided by.
@@ -51,9 +51,9 @@ struct AveragePool2dShape {
               after_h = count_include_pad ? pad_bottom : 0;
     const int before_w = count_include_pad ? pad_left : 0,
               after_w = count_include_pad ? pad_right : 0;
-    const float places = static_cast<float>(count(top, r, dilation_h, h, before_h, after_h)) *
-                         static_cast<float>(count(left, s, dilation_w, w, before_w, after_w));
-    return places > 0.0f ? places : 1.0f;
+    const float positions = static_cast<float>(count(top, r, dilation_h, h, before_h, after_h)) *
+                            static_cast<float>(count(left, s, dilation_w, w, before_w, after_w));
+    return positions > 0.0f ? positions : 1.0f;
   }
 
   void validate() const {

@@ -38,7 +38,7 @@ struct Conv2dShape {
   int stride_h, stride_w;                          // rows and columns apart
   int pad_top, pad_left;                           // zeros above and on the left
   int pad_bottom = pad_top, pad_right = pad_left;  // below and on the right
-  int dilation_h = 1, dilation_w = 1;              // rows and columns between two taps
+  int dilation_h = 1, dilation_w = 1;              // rows and columns between two kernel offsets
   int groups = 1;
   static constexpr int kOptionalMembers = 5;
 
@@ -50,20 +50,24 @@ struct Conv2dShape {
   }
   CNN_ENGINE_INLINE int group_channels() const { return c / groups; }
   CNN_ENGINE_INLINE int group_filters() const { return k / groups; }
-  CNN_ENGINE_INLINE int taps() const { return group_channels() * r * s; }  // products an output
+  CNN_ENGINE_INLINE int filter_size() const {
+    return group_channels() * r * s;
+  }  // weights of a filter
   // One channel a group: a convolution of each channel by itself.
   CNN_ENGINE_INLINE bool depthwise() const { return groups > 1 && groups == c; }
   // Floats of the weights as conv2d_blocked.h packs them.
   CNN_ENGINE_INLINE std::int64_t packed_size() const {
     return depthwise() ? weight_size() : groups * panels().size();
   }
-  CNN_ENGINE_INLINE Panels panels() const { return Panels(group_filters(), taps()); }  // of a group
+  CNN_ENGINE_INLINE Panels panels() const {
+    return Panels(group_filters(), filter_size());
+  }  // of a group
   CNN_ENGINE_INLINE std::int64_t input_size() const { return std::int64_t{n} * c * h * w; }
-  CNN_ENGINE_INLINE std::int64_t weight_size() const { return std::int64_t{k} * taps(); }
+  CNN_ENGINE_INLINE std::int64_t weight_size() const { return std::int64_t{k} * filter_size(); }
   CNN_ENGINE_INLINE std::int64_t output_size() const {
     return std::int64_t{n} * k * out_h() * out_w();
   }
-  CNN_ENGINE_INLINE std::int64_t flops() const { return 2 * output_size() * taps(); }
+  CNN_ENGINE_INLINE std::int64_t flops() const { return 2 * output_size() * filter_size(); }
   // Each tensor once: the least that any kernel must move.
   CNN_ENGINE_INLINE std::int64_t bytes() const {
     return 4 * (input_size() + weight_size() + k + output_size());

@@ -53,7 +53,7 @@ inline const char* name_of(Conv2dMethod method) {
   return nullptr;
 }
 
-// Elements from the channels of one place to those of the next.
+// Elements from the channels of one position to those of the next.
 struct Conv2dPitches {
   int x, y;
   int residual = 0;

@@ -2,9 +2,9 @@
 //
 //   y[n, k, i*SH + r*DH - PT, j*SW + s*DW - PL] += x[n,c,i,j] * w[c, k mod K/G, r, s],  then b[k]
 //
-// for the channels c of k's group; places outside y are dropped, and padding may be negative (zeros
-// around). Each output is one sum in the order channel, row, column of the filter. Layouts: x
-// [N,C,H,W], w [C,K/G,R,S], b [K] or null, y [N,K,OH,OW]; float32, C-contiguous.
+// for the channels c of k's group; positions outside y are dropped, and padding may be negative
+// (zeros around). Each output is one sum in the order channel, row, column of the filter. Layouts:
+// x [N,C,H,W], w [C,K/G,R,S], b [K] or null, y [N,K,OH,OW]; float32, C-contiguous.
 #pragma once
 
 #include "runtime/shape.h"
@@ -17,7 +17,7 @@ struct ConvTranspose2dShape {
   int k, r, s;                                   // weight [C, K / groups, R, S]
   int stride_h, stride_w;                        // rows and columns apart
   int pad_top, pad_left, pad_bottom, pad_right;  // taken away from the output
-  int dilation_h, dilation_w;                    // rows and columns between two taps
+  int dilation_h, dilation_w;                    // rows and columns between two kernel offsets
   int groups;
   int output_pad_h, output_pad_w;  // added below and on the right
 

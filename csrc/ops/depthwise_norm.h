@@ -1,12 +1,12 @@
-// depthwise_norm: each channel of an image convolved by itself, and each place's channels
+// depthwise_norm: each channel of an image convolved by itself, and each position's channels
 // normalised:
 //
 //   c = conv2d(x) + bias;   y = (c - mean) / sqrt(variance + epsilon) * scale + shift
 //
-// with the mean and the variance of a place's channels. Layouts: x [N,H,W,C], y [N,OH,OW,C] and the
-// weights [R,S,C], as conv2d_nhwc_depthwise_pack packs them, of one type; all else float32. c is
-// not rounded to that type. The sums of c, in the order row, column, and of a place, by 32 channels
-// at once, are the same bits with any batch.
+// with the mean and the variance of a position's channels. Layouts: x [N,H,W,C], y [N,OH,OW,C] and
+// the weights [R,S,C], as conv2d_nhwc_depthwise_pack packs them, of one type; all else float32. c
+// is not rounded to that type. The sums of c, in the order row, column, and of a position, by 32
+// channels at once, are the same bits with any batch.
 #pragma once
 
 #include "ops/conv2d_nhwc.h"

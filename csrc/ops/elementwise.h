@@ -1,4 +1,4 @@
-// Operators that make each output element from the input element at the same place:
+// Operators that make each output element from the input element at the same position:
 //
 //   relu       y = max(x, 0); NaN stays NaN, as in PyTorch
 //   tanh       y = tanh(x)

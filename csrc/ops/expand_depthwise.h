@@ -2,7 +2,7 @@
 // mean that the gate of its squeeze-and-excite block reads:
 //
 //   e = inner(conv1x1(x) + b1);  y = outer(conv2d(e) + b2), a channel and a filter a group
-//   mean[n,k] = mean over y's places of y[n,i,j,k]
+//   mean[n,k] = mean over y's positions of y[n,i,j,k]
 //
 // e is nowhere as a whole. The functions are those of unary.h with their alphas and betas. The
 // shape is the second convolution's: C and K are K.

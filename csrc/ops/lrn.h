@@ -28,7 +28,7 @@ struct LrnShape {
   void validate() const {
     require_at_least("batch", n, 0);
     require_at_least("channels", c, 1);
-    require_at_least("places", inner, 0);
+    require_at_least("positions", inner, 0);
     require_at_least("size", size, 1);
     require_indexable("input", 1, c, inner);
   }

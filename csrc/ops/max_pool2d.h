@@ -1,6 +1,6 @@
 // max_pool2d: y[n,c,i,j] = max over r < R, s < S of x[n, c, i*SH + r*DH - PT, j*SW + s*DW - PL]
 //
-// Places outside the image do not take part; a window with none inside gives -inf. A NaN in the
+// Positions outside the image do not take part; a window with none inside gives -inf. A NaN in the
 // window makes the output NaN, and a window of -inf gives -inf, as in PyTorch. Layouts: x
 // [N,C,H,W], y [N,C,OH,OW]; float32, C-contiguous.
 #pragma once
@@ -16,7 +16,7 @@ struct MaxPool2dShape {
   int stride_h, stride_w;                          // rows and columns apart
   int pad_top, pad_left;                           // above and on the left
   int pad_bottom = pad_top, pad_right = pad_left;  // below and on the right
-  int dilation_h = 1, dilation_w = 1;  // rows and columns between two places of a window
+  int dilation_h = 1, dilation_w = 1;  // rows and columns between two positions of a window
   static constexpr int kOptionalMembers = 4;
 
   CNN_ENGINE_INLINE int out_h() const {

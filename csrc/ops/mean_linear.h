@@ -1,4 +1,4 @@
-// mean_linear on CUDA: the mean over an image's places and the linear layer behind it:
+// mean_linear on CUDA: the mean over an image's positions and the linear layer behind it:
 //
 //   y[m] = activation(b[m] + sum over c of w[m,c] * mean over p of f(x[p,c]))
 //

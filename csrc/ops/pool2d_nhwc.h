@@ -1,7 +1,7 @@
 // max_pool2d_nhwc, average_pool2d_nhwc: the pools of max_pool2d.h and average_pool2d.h, to the same
 // bits, over images whose channels lie side by side.
 //
-// Layouts: x [N,H,W,x_pitch], y [N,OH,OW,y_pitch], of which the first C of each place are meant;
+// Layouts: x [N,H,W,x_pitch], y [N,OH,OW,y_pitch], of which the first C of each position are meant;
 // float32, on CUDA both as `stored` says.
 #pragma once
 

@@ -11,7 +11,7 @@
 // The formula of the window is conv2d.h's; padding stands for 0, so it is x_zero. Sums are exact,
 // and each operation on floats is rounded by itself (no fused multiply-add), so that every
 // instruction set, batch and number of threads makes equal bits. A NaN gives low. A float32 y is v
-// itself, an int32 y the total. A matrix product is a convolution of images of one place.
+// itself, an int32 y the total. A matrix product is a convolution of images of one position.
 //
 // Weights are packed once, less their zero points, for the instruction set that is selected then:
 // calls with others throw. They are between -largest - 1 and largest; past 127 there are two or

@@ -1,9 +1,9 @@
-// reduce: y[o,i] = a summary of x[o,:,i], and arg_extreme: the place of its largest or smallest.
+// reduce: y[o,i] = a summary of x[o,:,i], and arg_extreme: the position of its largest or smallest.
 //
-// Layouts: x [outer, axis, inner], float32; y [outer, inner], float32, or int64 of places;
+// Layouts: x [outer, axis, inner], float32; y [outer, inner], float32, or int64 of positions;
 // C-contiguous. Sums and products are taken in float64 in an order that depends on the shape alone.
-// max and min are NaN where an element is; so is the place that of the first NaN, as in NumPy. An
-// empty axis gives 0, 1 (prod), -inf (max, log_sum, log_sum_exp), inf (min) or NaN (mean).
+// max and min are NaN where an element is; so is the position that of the first NaN, as in NumPy.
+// An empty axis gives 0, 1 (prod), -inf (max, log_sum, log_sum_exp), inf (min) or NaN (mean).
 #pragma once
 
 #include "ops/strided.h"
@@ -59,7 +59,7 @@ namespace cuda {
 void reduce(const float* x,  // [outer, axis, inner]
             float* y,        // [outer, inner]
             const AxisShape& shape, Reduction reduction, Stream stream);
-// `largest`: the place of the largest, else the smallest; `last`: the last of equals, else the
+// `largest`: the position of the largest, else the smallest; `last`: the last of equals, else the
 // first.
 void arg_extreme(const float* x,   // [outer, axis, inner]; axis at least 1
                  std::int64_t* y,  // [outer, inner]

@@ -7,7 +7,8 @@
 // max_pool2d_nhwc make one after another. x is [N, C, H, W] in float32, y [N, OH, OW] in
 // float16 or bfloat16, as the weights are packed, by conv2d_nhwc_wgmma_planar_pack. The function is
 // a clamp: relu, or clip. The convolution is one of conv2d_nhwc_wgmma_planar's whose windows are
-// two columns apart; the pool's windows are 3x3, two places apart, with at most one place around.
+// two columns apart; the pool's windows are 3x3, two positions apart, with at most one position
+// around.
 #pragma once
 
 #include "ops/conv2d_nhwc.h"

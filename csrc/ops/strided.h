@@ -50,13 +50,13 @@ inline __attribute__((always_inline)) Strided<compute_type> collapse(
     made.size *= dims[d];
     if (dims[d] == 1) continue;
     const std::int64_t step = strides[0][d] < 0 ? -strides[0][d] : strides[0][d];
-    int place = count++;
-    for (; place > 0; --place) {  // stable: equal steps stay in their order
-      const std::int64_t other = strides[0][order[place - 1]];
+    int position = count++;
+    for (; position > 0; --position) {  // stable: equal steps stay in their order
+      const std::int64_t other = strides[0][order[position - 1]];
       if ((other < 0 ? -other : other) >= step) break;
-      order[place] = order[place - 1];
+      order[position] = order[position - 1];
     }
-    order[place] = d;
+    order[position] = d;
   }
   for (int i = 0; i < count; ++i) {
     const int d = order[i];

@@ -1,4 +1,4 @@
-// CUDA calls that fail throw, with the call, its place and the error's name in the message.
+// CUDA calls that fail throw, with the call, its position and the error's name in the message.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -9,8 +9,9 @@
 namespace cnn_engine::cuda {
 
 // Queues the request for pieces of 4,096 bytes of `rows` rows of `row_bytes` each: those whose
-// place in its row and whose group of `together` rows add up to a multiple of `every`. The address
-// and row_bytes are multiples of 16. It is over when all has been asked for, not when all has come.
+// position in its row and whose group of `together` rows add up to a multiple of `every`. The
+// address and row_bytes are multiples of 16. It is over when all has been asked for, not when all
+// has come.
 void prefetch(const void* memory, std::int64_t rows, std::int64_t row_bytes, int together,
               int every, Stream stream);
 

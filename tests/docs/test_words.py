@@ -35,20 +35,26 @@ PYTHON = {
     "recognise_functions": "recognise_activations", "plain_convolutions": "lower_convolutions",
     "pool_first": "pool_before_convolutions",
 }  # fmt: skip
-#: The same, of CUDA alone: kernels of the CPU still have some of them.
-CUDA = {
+#: The same, of kernels, on the CPU and on CUDA.
+KERNELS = {
     "place": "position", "places": "positions", "kPlaces": "kPositions", "tap": "kernel_offset",
     "kTaps": "kKernelOffsets", "Taps": "KernelOffsets", "told": "full_barrier", "Stays": "Persistent",
     "stays": "is_persistent", "staying": "persistent", "Chain": "NetworkShape", "Ahead": "Prefetch",
-    "kAhead": "kPrefetch", "kAlike": "kSame", "Products": "Gemm, Instruction", "ends": "known",
-    "send_cluster": "store_cluster_async", "end_tile": "epilogue_tile",
+    "kAhead": "kPrefetch", "kAlike": "kSame", "Products": "Gemm, Instruction",
+    "products": "macs", "ProductOf": "GemmOf", "TileProduct": "TileGemm", "ends": "known",
+    "send_cluster": "store_cluster_async", "end_tile": "epilogue_tile", "Laps": "StepClock", "laps": "clock",
+    "finish_sums": "tile_epilogue", "for_sums": "for_partial_sums",
 }  # fmt: skip
-#: Phrases of comments of CUDA.
-CUDA_PHRASES = {
+#: Phrases of comments of kernels.
+KERNEL_PHRASES = {
     r"\bplaces\b": "positions",
+    r"\btaps?\b": "kernel offsets",
     r"\btold of\b": "descriptor",
     r"\bblocks (that )?stay\b": "persistent",
 }
+#: Files of kernels that resample: a tap is the field's word for a weight of their filters.
+RESAMPLING = {"interpolate_axis", "grid_sample", "resample"}
+TAPS = {"tap", "taps", "kTaps", "Taps"}
 #: Phrases of docstrings, comments and messages of the package.
 PHRASES = {
     r"\blaboratory\b": "measurement tools",
@@ -115,20 +121,24 @@ def test_python_has_the_fields_names():
     assert not found
 
 
-def test_cuda_has_the_fields_names():
+def test_kernels_have_the_fields_names():
     found = []
     for path in SOURCES:
         name = path.relative_to(ROOT).as_posix()
-        if name.startswith("csrc/cuda/"):
-            found += [
-                f"{name}: {word} -> {CUDA[word]}" for word in sorted(names(path) & CUDA.keys())
-            ]
-            comments = " ".join(re.findall(r"//([^\n]*)", path.read_text(encoding="utf-8")))
-            found += [
-                f"{name}: {match[0]!r}: write {instead}"
-                for phrase, instead in CUDA_PHRASES.items()
-                for match in re.finditer(phrase, comments, re.IGNORECASE)
-            ]
+        if not name.startswith(("csrc/cuda/", "csrc/cpu/")):
+            continue
+        allowed = TAPS if path.stem in RESAMPLING else set()
+        found += [
+            f"{name}: {word} -> {KERNELS[word]}"
+            for word in sorted(names(path) & KERNELS.keys() - allowed)
+        ]
+        comments = " ".join(re.findall(r"//([^\n]*)", path.read_text(encoding="utf-8")))
+        found += [
+            f"{name}: {match[0]!r}: write {instead}"
+            for phrase, instead in KERNEL_PHRASES.items()
+            for match in re.finditer(phrase, comments, re.IGNORECASE)
+            if match[0].lower() not in allowed
+        ]
     assert not found
 
 

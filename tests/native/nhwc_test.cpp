@@ -42,7 +42,7 @@ Sums reference(const std::vector<float>& x, const std::vector<float>& weight,
       for (int j = 0; j < p.out_w(); ++j) {
         for (int k = 0; k < p.k; ++k) {
           double sum = bias[k], size = std::fabs(bias[k]);
-          for (int t = 0; t < p.taps(); ++t) {
+          for (int t = 0; t < p.filter_size(); ++t) {
             const int c = k / p.group_filters() * channels + t / (p.r * p.s);
             const int row = i * p.stride_h + t / p.s % p.r * p.dilation_h - p.pad_top;
             const int column = j * p.stride_w + t % p.s * p.dilation_w - p.pad_left;
@@ -50,7 +50,7 @@ Sums reference(const std::vector<float>& x, const std::vector<float>& weight,
             const std::int64_t at = planar
                                         ? ((std::int64_t{n} * p.c + c) * p.h + row) * p.w + column
                                         : ((std::int64_t{n} * p.h + row) * p.w + column) * p.c + c;
-            const double product = double{x[at]} * weight[std::int64_t{k} * p.taps() + t];
+            const double product = double{x[at]} * weight[std::int64_t{k} * p.filter_size() + t];
             sum += product;
             size += std::fabs(product);
           }
@@ -82,7 +82,7 @@ int check(Conv2dMethod method, const Conv2dShape& p) {
   };
   const std::vector<float> one = run(1, p.n);
   const Sums wanted = reference(x, weight, bias, p, planar);
-  double slack = kSlack * std::sqrt(p.taps() + 1.0);
+  double slack = kSlack * std::sqrt(p.filter_size() + 1.0);
   const bool has_phases = planar && p.stride_h == 2;  // in tiles, too
   slack *= method == Conv2dMethod::winograd4 || has_phases ? kTiles4
            : method == Conv2dMethod::winograd2             ? kTiles2
@@ -126,7 +126,7 @@ int check_expansion(const Conv2dShape& p, int channels) {
   const std::vector<float> second = pack(p, Conv2dMethod::depthwise);
   const std::vector<float> wanted =
       run(run(x, first, expand, Conv2dMethod::direct), second, p, Conv2dMethod::depthwise);
-  const std::size_t places = std::size_t(p.out_h()) * p.out_w();
+  const std::size_t positions = std::size_t(p.out_h()) * p.out_w();
   bool right = true;
   for (const int threads : {1, 2, 8}) {
     std::vector<float> y(wanted.size()), mean(std::size_t(p.n) * p.k);
@@ -138,12 +138,12 @@ int check_expansion(const Conv2dShape& p, int channels) {
     right = right && std::memcmp(y.data(), wanted.data(), sizeof(float) * y.size()) == 0;
     for (std::size_t i = 0; i < mean.size(); ++i) {
       double sum = 0, size = 0;
-      for (std::size_t place = 0; place < places; ++place) {
-        const double value = wanted[(i / p.k * places + place) * p.k + i % p.k];
+      for (std::size_t position = 0; position < positions; ++position) {
+        const double value = wanted[(i / p.k * positions + position) * p.k + i % p.k];
         sum += value;
         size += std::fabs(value);
       }
-      right = right && std::fabs(mean[i] - sum / places) <= kSlack * size / places;
+      right = right && std::fabs(mean[i] - sum / positions) <= kSlack * size / positions;
     }
   }
   std::printf("expand_depthwise %dx%dx%dx%d, %d channels of %dx%d, stride %d, %s: %s\n", p.n,
@@ -161,8 +161,9 @@ int check_pools(int channels) {
   const std::vector<float> x = random_values(most.input_size());
   std::vector<float> planes(x.size());
   for (std::size_t i = 0; i < x.size(); ++i) {
-    const std::size_t c = i % channels, place = i / channels % (h * w), n = i / channels / (h * w);
-    planes[(n * channels + c) * h * w + place] = x[i];
+    const std::size_t c = i % channels, position = i / channels % (h * w),
+                      n = i / channels / (h * w);
+    planes[(n * channels + c) * h * w + position] = x[i];
   }
   int failures = 0;
   const auto compare = [&](const char* name, const auto& shape, const auto& plain,
@@ -174,8 +175,8 @@ int check_pools(int channels) {
       run(found.data(), threads);
       const std::size_t area = std::size_t(shape.out_h()) * shape.out_w();
       for (std::size_t i = 0; i < found.size(); ++i) {
-        const std::size_t c = i % channels, place = i / channels % area, n = i / channels / area;
-        right = right && found[i] == wanted[(n * channels + c) * area + place];
+        const std::size_t c = i % channels, position = i / channels % area, n = i / channels / area;
+        right = right && found[i] == wanted[(n * channels + c) * area + position];
       }
     }
     std::printf("%s, %d channels, %s: %s\n", name, channels, cpu::selected_instruction_set(),

@@ -139,14 +139,14 @@ void dot(const LinearStep& s, const Bits* in, float* out, std::size_t out_stride
   for (int p = 0; p < pairs; ++p) {
 #pragma GCC unroll 4
     for (int q = 0; q < quarters; ++q) {
-      const std::size_t place = std::size_t(q) * pairs + p;
+      const std::size_t position = std::size_t(q) * pairs + p;
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b) {
-        const Vec<W> weights = load<W>(weight + (place * B + b) * W);
+        const Vec<W> weights = load<W>(weight + (position * B + b) * W);
 #pragma GCC unroll 4
         for (int t = 0; t < T; ++t) {
           dot_pairs(acc[t][q][b], weights,
-                    load_pair(in + std::size_t(t) * s.rounded_pitch + 2 * place));
+                    load_pair(in + std::size_t(t) * s.rounded_pitch + 2 * position));
         }
       }
     }

@@ -1,5 +1,5 @@
 // Winograd's form of convolution, Y = A^T [(G g G^T) * (B^T d B)] A, in one dimension at a time,
-// after Cook and Toom: m outputs of r taps from m + r - 1 products instead of m * r.
+// after Cook and Toom: m outputs of r kernel offsets from m + r - 1 products instead of m * r.
 //
 // The points of evaluation, in the order of the frequencies, are 0, 1, -1, 2, -2, 1/2, -1/2,
 // infinity for 8 products, 0, A, -A, B, -B, infinity for 6 and 0, 1, -1, infinity for 4: of the

@@ -72,12 +72,12 @@ void dot(const LinearStep& s, const float* in, std::size_t in_stride, float* out
   for (int c = 0; c < count; ++c) {
 #pragma GCC unroll 4
     for (int q = 0; q < quarters; ++q) {
-      const std::size_t place = std::size_t(q) * count + c;
+      const std::size_t position = std::size_t(q) * count + c;
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b) {
-        const Vec<W> weights = load<W>(weight + (place * B + b) * W);
+        const Vec<W> weights = load<W>(weight + (position * B + b) * W);
 #pragma GCC unroll 4
-        for (int t = 0; t < T; ++t) acc[t][q][b] += weights * in[t * in_stride + place];
+        for (int t = 0; t < T; ++t) acc[t][q][b] += weights * in[t * in_stride + position];
       }
     }
   }
@@ -100,9 +100,9 @@ void dot_many(const LinearStep& s, const float* in, std::size_t in_stride, float
   const int count = s.in_pitch / quarters;
   Vec<W> sum[quarters][T][B];
   for (int q = 0; q < quarters; ++q) {
-    const std::size_t place = std::size_t(q) * count;
+    const std::size_t position = std::size_t(q) * count;
     Vec<W> acc[T][B] = {};
-    accumulate<W, B, T>(acc, in + place, in_stride, 1, weight + place * B * W, count);
+    accumulate<W, B, T>(acc, in + position, in_stride, 1, weight + position * B * W, count);
     for (int t = 0; t < T; ++t) {
       for (int b = 0; b < B; ++b) sum[q][t][b] = acc[t][b];
     }

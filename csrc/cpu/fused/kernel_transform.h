@@ -14,9 +14,11 @@ CNN_ENGINE_INLINE void kernel_transform(const double (&points)[7], int finite, i
     double value = 1;
     for (int j = 0; j < finite; ++j) value *= i == j ? 1 : points[i] - points[j];
     double power = 1;
-    for (int tap = 0; tap < r; ++tap, power *= points[i]) g[i][tap] = power / value;
+    for (int kernel_offset = 0; kernel_offset < r; ++kernel_offset, power *= points[i])
+      g[i][kernel_offset] = power / value;
   }
-  for (int tap = 0; tap < r; ++tap) g[finite][tap] = tap == r - 1;
+  for (int kernel_offset = 0; kernel_offset < r; ++kernel_offset)
+    g[finite][kernel_offset] = kernel_offset == r - 1;
 }
 
 // cook_toom.h's points, by how many of them are finite.

@@ -7,9 +7,9 @@
 #include <stdexcept>
 #include <type_traits>
 
-#include "cpu/fused/laps.h"
 #include "cpu/fused/operations.h"
 #include "cpu/fused/plan.h"
+#include "cpu/fused/step_clock.h"
 #include "cpu/kernels.h"
 #include "ops/fused_cpu.h"
 #include "runtime/adaptive_threads.h"
@@ -20,17 +20,17 @@ namespace {
 
 using fused::Buffer;
 using fused::FusedKernels;
-using fused::Laps;
-using fused::NoLaps;
+using fused::NoClock;
 using fused::Pixels;
 using fused::Plan;
 using fused::Step;
+using fused::StepClock;
 using fused::StepKind;
 
 // Below this many multiply-adds, other threads cost an image more than they bring.
 constexpr double kWorthThreads = 200e3;
 
-// A part of a step for one image; `slot` is the image's place in its group.
+// A part of a step for one image; `slot` is the image's position in its group.
 void run_part(const FusedKernels& kernels, const Plan& plan, const Step& step, const void* image,
               const Pixels& pixels, float* shared, float* scratch, int slot, int begin, int end) {
   if (begin >= end) return;
@@ -150,7 +150,7 @@ struct Pass {
   }
 
   template <typename Clock>
-  void run_group(int first, int count, float* shared, Clock& laps) const {
+  void run_group(int first, int count, float* shared, Clock& clock) const {
     int slots[Plan::kGroup];
     int filled = 0;
     for (int i = first; i < first + count; ++i) {
@@ -162,7 +162,7 @@ struct Pass {
         const Step& step = plan.steps[s];
         run_part(kernels, plan, step, image(i), pixels, shared, shared + plan.scratch_offset,
                  filled, 0, step.units);
-        laps.end(step.part);
+        clock.end(step.part);
       }
       slots[filled++] = i;
     }
@@ -178,14 +178,14 @@ struct Pass {
           run_part(kernels, plan, step, nullptr, pixels, shared, nullptr, slot, 0, step.units);
         }
       }
-      laps.end(step.part);
+      clock.end(step.part);
     }
     for (int slot = 0; slot < filled; ++slot) write(shared, slot, slots[slot]);
-    laps.end(plan.steps.back().part);
+    clock.end(plan.steps.back().part);
   }
 
   template <typename Clock>
-  void run_shared(float* shared, float* scratch, Clock& laps) {
+  void run_shared(float* shared, float* scratch, Clock& clock) {
     const std::uint64_t steps = plan.steps.size();
     const std::uint64_t phases = (n - whole) * steps;
     std::uint64_t seen = ticket.load(std::memory_order_acquire);
@@ -198,7 +198,7 @@ struct Pass {
       const int part = static_cast<int>(seen & 0xffffffffu);
       if (part == parts) {
         wait_until([&] { return ticket.load(std::memory_order_acquire) >> 32 != phase; });
-        laps.end(step.part);
+        clock.end(step.part);
         seen = ticket.load(std::memory_order_acquire);
         continue;
       }
@@ -213,28 +213,28 @@ struct Pass {
         done.store(0, std::memory_order_relaxed);
         ticket.store((phase + 1) << 32, std::memory_order_release);
       }
-      laps.end(step.part);
+      clock.end(step.part);
       seen = ticket.load(std::memory_order_acquire);
     }
   }
 
   template <bool timed>
   void work(int index) {
-    using Clock = std::conditional_t<timed, Laps, NoLaps>;
-    Clock laps = [&] {
+    using Clock = std::conditional_t<timed, StepClock, NoClock>;
+    Clock clock = [&] {
       if constexpr (timed) {
-        return Laps(seconds + index * seconds_stride);
+        return StepClock(seconds + index * seconds_stride);
       } else {
-        return NoLaps();
+        return NoClock();
       }
     }();
     float* mine = workspaces[index]->data();
     for (;;) {
       const int first = next.fetch_add(group, std::memory_order_relaxed);
       if (first >= whole) break;
-      run_group(first, std::min(group, whole - first), mine, laps);
+      run_group(first, std::min(group, whole - first), mine, clock);
     }
-    if (whole < n) run_shared(workspaces[threads]->data(), mine + plan.scratch_offset, laps);
+    if (whole < n) run_shared(workspaces[threads]->data(), mine + plan.scratch_offset, clock);
   }
 };
 
@@ -291,7 +291,7 @@ std::vector<int> FusedNetwork::run_with(const void* images, bool is_uint8, int n
   for (auto& workspace : workspaces) workspace = state.take();
   const int parts = static_cast<int>(plan.parts.size());
   const int stride = fused::round_up(parts, 8);  // threads write to cache lines of their own
-  std::vector<double> laps(timed ? std::size_t(threads) * stride : 0);
+  std::vector<double> thread_seconds(timed ? std::size_t(threads) * stride : 0);
 
   const int whole = n - left;
   Pass pass{state.kernels,
@@ -305,7 +305,7 @@ std::vector<int> FusedNetwork::run_with(const void* images, bool is_uint8, int n
             std::max(1, std::min(Plan::kGroup, whole / threads)),
             threads,
             workspaces.data(),
-            laps.data(),
+            thread_seconds.data(),
             stride};
   const bool helped = run_on_threads(
       threads, [](void* context, int index) { static_cast<Pass*>(context)->work<timed>(index); },
@@ -314,10 +314,10 @@ std::vector<int> FusedNetwork::run_with(const void* images, bool is_uint8, int n
   for (auto& workspace : workspaces) state.give_back(std::move(workspace));
   if constexpr (timed) {
     const double wall = std::chrono::duration<double>(SteadyClock::now() - start).count();
-    const double sum = std::accumulate(laps.begin(), laps.end(), 0.0);
-    for (std::size_t i = 0; i < laps.size(); ++i) {
+    const double sum = std::accumulate(thread_seconds.begin(), thread_seconds.end(), 0.0);
+    for (std::size_t i = 0; i < thread_seconds.size(); ++i) {
       const int part = static_cast<int>(i) % stride;
-      if (part < parts && sum > 0) seconds[part] += wall * laps[i] / sum;
+      if (part < parts && sum > 0) seconds[part] += wall * thread_seconds[i] / sum;
     }
   }
   std::vector<int> left_out;

@@ -37,33 +37,33 @@ double winograd_cost(const Operation& op, const Tile& tile, const FusedKernels& 
   const double k = round_up(layer.out_channels, pick_lanes(layer.out_channels, kernels));
   const double columns = tile.w + layer.kernel_w - 1;
   const double frequencies = (tile.h + layer.kernel_h - 1) * columns;
-  const double products = along_rows(tile) ? tile.h * layer.kernel_h * columns : frequencies;
+  const double macs = along_rows(tile) ? tile.h * layer.kernel_h * columns : frequencies;
   const double sums = along_rows(tile) ? tile.h * columns : frequencies;
   const double tiles =
       std::ceil(double(op.conv_h) / tile.h) * std::ceil(double(op.conv_w) / tile.w);
   const double c = tile.planar ? op.c : round_up(op.c, kernels.channel_lanes);
   // Of windows, measured too.
   const double test = double(op.conv_h) * op.conv_w * ((op.pool ? 20 : 80) + 4 * c);
-  return tiles * (products * op.c * k + 2 * frequencies * c + 2 * sums * k) + test;
+  return tiles * (macs * op.c * k + 2 * frequencies * c + 2 * sums * k) + test;
 }
 
-// A side of a tile: its outputs and taps, the steps of the taps of that side and of the other, and
-// how channels add up (error_gains).
+// A side of a tile: its outputs and kernel offsets, the steps of the kernel offsets of that side
+// and of the other, and how channels add up (error_gains).
 struct Side {
-  int outputs, taps, tap, other;
+  int outputs, kernel_offsets, step, other_step;
   double alike;
   bool one_sum;
 };
 
 // How much of the input's square reaches the square of each output's rounding error,
 // [output][input] of a side of a tile, with signs at random: the sum over frequencies of the
-// squares of A^T's and B^T's factors and of the weights, each filter's as parts of its taps'
-// square, the largest of all. Where an image's channels and neighbours are alike, products add up
-// as the weights do: `alike` times the squares of partial sums, over channels and, in `one_sum`,
-// the other side's taps.
+// squares of A^T's and B^T's factors and of the weights, each filter's as parts of its kernel
+// offsets' square, the largest of all. Where an image's channels and neighbours are alike, products
+// add up as the weights do: `alike` times the squares of partial sums, over channels and, in
+// `one_sum`, the other side's kernel offsets.
 void error_gains(const LayerDescription& layer, int channels, const Side& side,
                  double (&gains)[4][8]) {
-  const auto [m, r, tap, other, alike, one_sum] = side;
+  const auto [m, r, step, other_step, alike, one_sum] = side;
   const int finite = m + r - 2;
   const double (&points)[7] = points_of(finite);
   double g[8][5], weights[8] = {}, alike_weights[8] = {}, least = 1e300;
@@ -75,14 +75,14 @@ void error_gains(const LayerDescription& layer, int channels, const Side& side,
       for (int j = 0; j < r; ++j) {
         for (int f = 0; f <= finite; ++f) {
           double sum = 0;
-          for (int t = 0; t < r; ++t) sum += g[f][t] * w[j * other + t * tap];
+          for (int t = 0; t < r; ++t) sum += g[f][t] * w[j * other_step + t * step];
           sums[f] += sum * sum;
           double& part = partial[one_sum ? 0 : j][f];
           part += sum;
           partial_squares[f] += part * part;
         }
         for (int t = 0; t < r; ++t) {
-          const double value = w[j * other + t * tap];
+          const double value = w[j * other_step + t * step];
           square += value * value;
           size += std::fabs(value);
         }
@@ -121,13 +121,13 @@ constexpr double kDeviations = 4.0;
 
 // Of a frequency's products, `sums` of which are added up, the rounding error's square by their
 // own: measured, with signs at random and some of one sign, as smooth images and filters have them.
-// Those of a bright place that an output does not read may all be of one sign.
+// Those of a bright position that an output does not read may all be of one sign.
 double rounding(int sums, bool outside) {
   return 1 + 0.1 * sums + (outside ? 0.016 : 0.004) * sums * sums;
 }
 
 // The same by the squares of partial sums, of photographs and smooth filters: measured.
-constexpr double kAlike = 0.1;
+constexpr double kSameSign = 0.1;
 
 TileBound bound_of(const Operation& op, const Tile& tile, bool first, bool bfloat16) {
   const LayerDescription& layer = *op.layer;
@@ -143,7 +143,7 @@ TileBound bound_of(const Operation& op, const Tile& tile, bool first, bool bfloa
   } else {
     error_gains(layer, op.c, {tile.h, r, r, 1, 0.0, false}, rows);
   }
-  const double alike = op.c < kBoundChannels ? kAlike / rounding(sums, false) : 0.0;
+  const double alike = op.c < kBoundChannels ? kSameSign / rounding(sums, false) : 0.0;
   error_gains(layer, op.c, {tile.w, r, 1, r, alike, along_rows(tile)}, columns);
   const auto complete = [&](double (&gains)[4][8], int outputs, double& most) {
     for (int i = 0; i < outputs; ++i) {

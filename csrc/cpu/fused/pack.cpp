@@ -9,18 +9,18 @@
 namespace cnn_engine::cpu::fused {
 namespace {
 
-// Calls place(first channel, channels) for each block.
-template <typename Place>
-void for_each_block(int pitch, int lanes, const Place& place) {
+// Calls visit(first channel, channels) for each block.
+template <typename Visit>
+void for_each_block(int pitch, int lanes, const Visit& visit) {
   for (int k = 0; k < pitch;) {
     const int channels = block_size((pitch - k) / lanes) * lanes;
-    place(k, channels);
+    visit(k, channels);
     k += channels;
   }
 }
 
 // Of four input channels' weights for multiply_20(), where that of channel c for filter k is.
-std::size_t place_of_20(int c, int k) {
+std::size_t position_of_20(int c, int k) {
   return k < 16 ? c * 16 + k : 64 + (k - 16 + 4 - c) % 4 * 4 + c;
 }
 
@@ -55,9 +55,9 @@ std::unique_ptr<Buffer> pack_winograd(const ConvStep& s, const float* weight) {
         for (std::size_t f = 0; f < frequencies; ++f) {
           double sum = 0;
           for (int x = 0; x < s.s; ++x) sum += half[f / columns * s.s + x] * gw[f % columns][x];
-          const std::size_t place = s.planar ? c * frequencies + f : f * s.c + c;
-          const std::size_t to = is_20 ? (place - c % 4) * 20 + place_of_20(c % 4, k - first)
-                                       : place * channels + (k - first);
+          const std::size_t position = s.planar ? c * frequencies + f : f * s.c + c;
+          const std::size_t to = is_20 ? (position - c % 4) * 20 + position_of_20(c % 4, k - first)
+                                       : position * channels + (k - first);
           block[to] = static_cast<float>(sum);
         }
       }
@@ -74,23 +74,24 @@ std::unique_ptr<Buffer> pack_winograd(const ConvStep& s, const float* weight) {
 
 namespace {
 
-// Calls put(block's first place, place, channel in the block, channels of the block, value) for
-// every weight of a convolution whose places are (tap, c) with `c_pitch` of c, and (c, tap) of a
-// planar image.
+// Calls put(block's first position, position, channel in the block, channels of the block, value)
+// for every weight of a convolution whose positions are (kernel offset, c) with `c_pitch` of c, and
+// (c, kernel offset) of a planar image.
 template <typename Put>
 void for_each_direct(const ConvStep& s, const float* weight, int c_pitch, const Put& put) {
-  const std::size_t taps = std::size_t(s.r) * s.s;
+  const std::size_t kernel_offsets = std::size_t(s.r) * s.s;
   std::size_t start = 0;
   for_each_block(s.k_pitch, s.lanes, [&](int first, int channels) {
     for (int k = first; k < first + channels && k < s.k; ++k) {
       for (int c = 0; c < s.c; ++c) {
-        for (std::size_t tap = 0; tap < taps; ++tap) {
-          put(start, s.planar ? c * taps + tap : tap * c_pitch + c, k - first, channels,
-              weight[(std::size_t(k) * s.c + c) * taps + tap]);
+        for (std::size_t kernel_offset = 0; kernel_offset < kernel_offsets; ++kernel_offset) {
+          put(start, s.planar ? c * kernel_offsets + kernel_offset : kernel_offset * c_pitch + c,
+              k - first, channels,
+              weight[(std::size_t(k) * s.c + c) * kernel_offsets + kernel_offset]);
         }
       }
     }
-    start += taps * c_pitch * channels;
+    start += kernel_offsets * c_pitch * channels;
   });
 }
 
@@ -110,22 +111,22 @@ void for_each_linear(const LinearStep& s, const Layout& in, const float* weight,
   });
 }
 
-// Puts values where they belong in a buffer of floats, or of bfloat16 with pairs of places
+// Puts values where they belong in a buffer of floats, or of bfloat16 with pairs of positions
 // together.
 auto put_float(Buffer& buffer) {
-  return [data = buffer.data()](std::size_t start, std::size_t place, int channel, int channels,
+  return [data = buffer.data()](std::size_t start, std::size_t position, int channel, int channels,
                                 float value) {
-    data[start + place * channels + channel] = value;
+    data[start + position * channels + channel] = value;
   };
 }
 
 auto put_bfloat16(Buffer& buffer) {
   return [data = reinterpret_cast<std::uint16_t*>(buffer.data())](
-             std::size_t start, std::size_t place, int channel, int channels, float value) {
+             std::size_t start, std::size_t position, int channel, int channels, float value) {
     std::uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
     bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to the nearest, ties to even
-    data[start + (place / 2 * channels + channel) * 2 + place % 2] =
+    data[start + (position / 2 * channels + channel) * 2 + position % 2] =
         static_cast<std::uint16_t>(bits);
   };
 }

@@ -41,8 +41,8 @@ int sums_pitch(const Operation& op) {
   return round_up((columns + step - 1) / step, 16) + 16;
 }
 
-// Gives each step its place in a workspace: first what one image needs, then the tail of a group of
-// images, then scratch.
+// Gives each step its position in a workspace: first what one image needs, then the tail of a group
+// of images, then scratch.
 class Builder {
  public:
   Builder(const NetworkDescription& description, bool bfloat16, const FusedKernels& kernels)
@@ -85,7 +85,7 @@ class Builder {
     return next >= operations_.size() || is_tail(operations_[next].kind);
   }
 
-  // Sets the place of the step's output, which operation `next` reads.
+  // Sets the position of the step's output, which operation `next` reads.
   void allocate(Step& step, std::size_t size, std::size_t next) {
     step.in = at_;
     step.in_tail = in_tail_;

@@ -78,12 +78,12 @@ CNN_ENGINE_INLINE void store_columns(const Vec<W> (&rows)[4], float* to) {
   for (int i = 0; i < 4; ++i) store<W>(to + i * W, all[i]);
 }
 
-// Sums over channels of a row's |x| and x^2 (PlanarLayout); `row` is its first place.
+// Sums over channels of a row's |x| and x^2 (PlanarLayout); `row` is its first position.
 template <int W>
 void measure_row(const PlanarLayout& p, const float* row, float* sizes) {
-  const int places = (p.w + 3) / 4;
-  for (int first = 0; first < places; first += W) {
-    const int at = first + W > places ? places - W : first;
+  const int positions = (p.w + 3) / 4;
+  for (int first = 0; first < positions; first += W) {
+    const int at = first + W > positions ? positions - W : first;
     Vec<W> size[4], square[4];
 #pragma GCC unroll 4
     for (int phase = 0; phase < 4; ++phase) {

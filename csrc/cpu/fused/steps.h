@@ -1,5 +1,6 @@
-// What the fused kernels are told: plain structs, filled by plan.cpp, read by code that is compiled
-// once for each instruction set (and so holds no standard containers, see runtime/shape.h).
+// What the fused kernels need to know: plain structs, filled by plan.cpp, read by code that is
+// compiled once for each instruction set (and so holds no standard containers, see
+// runtime/shape.h).
 #pragma once
 
 #include <cstddef>
@@ -31,9 +32,9 @@ struct Layout {
 constexpr int kBefore = 3;
 
 // The first layer's image where it has few channels: [c, rows, 4, pitch], a row's pixels dealt out
-// by column modulo 4, so that SIMD lanes hold the same place of neighbouring tiles, 4 columns
-// apart. Pixel (y, x) is at row y + top, phase x % 4, place x / 4 + margin; the rest is zero. After
-// it lie the pixels' sums over channels of |x| and of x^2, see sums_at: [2, rows, sums_step,
+// by column modulo 4, so that SIMD lanes hold the same position of neighbouring tiles, 4 columns
+// apart. Pixel (y, x) is at row y + top, phase x % 4, position x / 4 + margin; the rest is zero.
+// After it lie the pixels' sums over channels of |x| and of x^2, see sums_at: [2, rows, sums_step,
 // sums_pitch], columns (padding included) dealt out by `sums_step`; then the image as it is, its
 // padding included: [c, rows, plain_pitch].
 struct PlanarLayout {

@@ -9,8 +9,9 @@
 
 namespace cnn_engine::cpu::fused {
 
-constexpr int kBoundRows = 16, kBoundColumns = 8, kBoundTaps = 25;
-// Channels from which each tap has a mean of its own; of fewer, each row and column of taps.
+constexpr int kBoundRows = 16, kBoundColumns = 8, kBoundKernelOffsets = 25;
+// Channels from which each kernel offset has a mean of its own; of fewer, each row and column of
+// kernel offsets.
 constexpr int kBoundChannels = 16;
 // Of rounding errors, all that is not Winograd's: the sum with the bias, the last rounding.
 constexpr double kBoundPart = 0.9;
@@ -25,10 +26,11 @@ constexpr float kLeastSquare = 1e-25f;
 constexpr float kSomething = 1e-30f;
 
 struct WindowBound {
-  float fits;              // 0: the weights are not for Winograd, whatever the values are
-  float tile, spread;      // factors of e(tile), squared, and of e(window)
-  float taps[kBoundTaps];  // factors of l(x) by tap, where there are so few
-  float rows[kBoundRows];  // the same of a row of taps and of a column: their product
+  float fits;          // 0: the weights are not for Winograd, whatever the values are
+  float tile, spread;  // factors of e(tile), squared, and of e(window)
+  float kernel_offsets[kBoundKernelOffsets];  // factors of l(x) by kernel offset, where there are
+                                              // so few
+  float rows[kBoundRows];  // the same of a row of kernel offsets and of a column: their product
   float columns[kBoundColumns];
 };
 // In floats, where packed weights begin with one.
@@ -49,21 +51,21 @@ struct TileError {
   double deviations = kBoundDeviations;
   bool squares = false;  // of both errors, squares are added up
   int step = 1;          // 2: before a 2x2 pool, see window_bound()
-  bool grey = false;     // channels are alike, so that deviations of a place's weights add up
+  bool grey = false;     // channels are alike, so that deviations of a position's weights add up
 };
 
 // Of weights [filters, channels, r, s]. The error of a pooled output is within the largest bound of
 // its four windows, which is at least their mean: that of a window of one row and column more, with
-// the mean of four places of |w|.
+// the mean of four positions of |w|.
 CNN_ENGINE_INLINE WindowBound window_bound(const float* weight, int filters, int channels, int r,
                                            int s, const TileError& error) {
   WindowBound bound{};
-  const int taps = r * s, step = error.step;
+  const int kernel_offsets = r * s, step = error.step;
   const int height = r + step - 1, width = s + step - 1;
-  const double count = double(channels) * taps;
-  double spread = 0, mean = 1, tap_part[kBoundTaps], row_part[kBoundRows],
+  const double count = double(channels) * kernel_offsets;
+  double spread = 0, mean = 1, kernel_offset_part[kBoundKernelOffsets], row_part[kBoundRows],
          column_part[kBoundColumns];
-  for (double& part : tap_part) part = 1;
+  for (double& part : kernel_offset_part) part = 1;
   for (double& part : row_part) part = 1;
   for (double& part : column_part) part = 1;
   bool regular = height <= kBoundRows && width <= kBoundColumns, any = false;
@@ -81,43 +83,43 @@ CNN_ENGINE_INLINE WindowBound window_bound(const float* weight, int filters, int
       shares += share * share;
     }
   }
-  for (int k = 0; k < filters && regular; ++k, weight += std::int64_t{channels} * taps) {
+  for (int k = 0; k < filters && regular; ++k, weight += std::int64_t{channels} * kernel_offsets) {
     double sums[kBoundRows * kBoundColumns] = {}, square = 0, share_square = 0, product = 0;
     for (int c = 0; c < channels; ++c) {
       double means[kBoundRows * kBoundColumns] = {};
-      for (int tap = 0; tap < taps; ++tap) {
-        const double w = weight[std::int64_t{c} * taps + tap];
+      for (int kernel_offset = 0; kernel_offset < kernel_offsets; ++kernel_offset) {
+        const double w = weight[std::int64_t{c} * kernel_offsets + kernel_offset];
         square += w * w;
         for (int a = 0; a < step; ++a) {
-          double* to = means + (tap / s + a) * width + tap % s;
+          double* to = means + (kernel_offset / s + a) * width + kernel_offset % s;
           for (int b = 0; b < step; ++b) to[b] += std::fabs(w) / (step * step);
         }
       }
-      for (int place = 0; place < height * width; ++place) {
-        sums[place] += means[place];
-        share_square += means[place] * means[place];
-        product += means[place] * row_share[place / width] * column_share[place % width];
+      for (int position = 0; position < height * width; ++position) {
+        sums[position] += means[position];
+        share_square += means[position] * means[position];
+        product += means[position] * row_share[position / width] * column_share[position % width];
       }
     }
     double sum = 0, rows[kBoundRows] = {}, columns[kBoundColumns] = {};
-    for (int place = 0; place < height * width; ++place) {
-      sum += sums[place];
-      rows[place / width] += sums[place];
-      columns[place % width] += sums[place];
+    for (int position = 0; position < height * width; ++position) {
+      sum += sums[position];
+      rows[position / width] += sums[position];
+      columns[position % width] += sums[position];
     }
     if (sum == 0) continue;  // exact, whatever it is multiplied by
     any = true;
     const double size = std::sqrt(square / channels), own = sum / count / size;
     regular = size >= kLeastWeight && size < 1e25;  // false for NaN
-    const double places = double(channels) * height * width;
-    double variance = (share_square / (size * size) - 2 * own * product / size) / places +
+    const double positions = double(channels) * height * width;
+    double variance = (share_square / (size * size) - 2 * own * product / size) / positions +
                       own * own * shares / (height * width);
     if (error.grey) {
       double grey = 0;
-      for (int place = 0; place < height * width; ++place) {
-        const double share = row_share[place / width] * column_share[place % width];
-        const double more = sums[place] / size - own * channels * share;
-        grey += more * more / places;
+      for (int position = 0; position < height * width; ++position) {
+        const double share = row_share[position / width] * column_share[position % width];
+        const double more = sums[position] / size - own * channels * share;
+        grey += more * more / positions;
       }
       if (grey > variance) variance = grey;
     }
@@ -126,8 +128,10 @@ CNN_ENGINE_INLINE WindowBound window_bound(const float* weight, int filters, int
     };
     if (variance > spread) spread = variance;
     lower(mean, own);
-    for (int tap = 0; tap < taps && tap < kBoundTaps && step == 1; ++tap) {
-      lower(tap_part[tap], 2 * sums[tap] * taps / sum);
+    for (int kernel_offset = 0;
+         kernel_offset < kernel_offsets && kernel_offset < kBoundKernelOffsets && step == 1;
+         ++kernel_offset) {
+      lower(kernel_offset_part[kernel_offset], 2 * sums[kernel_offset] * kernel_offsets / sum);
     }
     for (int i = 0; i < height; ++i) lower(row_part[i], 4 * rows[i] * r / (sum * row_share[i]));
     for (int j = 0; j < width; ++j) {
@@ -146,11 +150,11 @@ CNN_ENGINE_INLINE WindowBound window_bound(const float* weight, int filters, int
     column_part[j] *= column_share[j];
     bound.columns[j] = static_cast<float>(column_part[j]);
   }
-  for (int place = 0; place < height * width; ++place) {
-    double part = row_part[place / width] * column_part[place % width];
-    if (step == 1 && place < kBoundTaps) {
-      if (channels >= kBoundChannels) part = tap_part[place];
-      bound.taps[place] = static_cast<float>(mean * part);
+  for (int position = 0; position < height * width; ++position) {
+    double part = row_part[position / width] * column_part[position % width];
+    if (step == 1 && position < kBoundKernelOffsets) {
+      if (channels >= kBoundChannels) part = kernel_offset_part[position];
+      bound.kernel_offsets[position] = static_cast<float>(mean * part);
     }
     all += mean * part;
   }

@@ -81,8 +81,8 @@ CNN_ENGINE_INLINE void transform_row(const ConvStep& s, const float* row,
   }
 }
 
-// The same for a planar image: lanes are places of one phase, then `L` tiles; V is [tiles / L, c,
-// f, L].
+// The same for a planar image: lanes are positions of one phase, then `L` tiles; V is [tiles / L,
+// c, f, L].
 template <int R, int L>
 void transform_planar(const ConvStep& s, const float* image, float* rows, float* v, int tile_row) {
   constexpr int AH = R + 3, AW = R + 3;
@@ -349,9 +349,9 @@ class Measured {
       sizes = in_ + s_.image.sums_at(y);
       squares = sizes + s_.image.squares();
     } else if (s_.in.pitch % kWide == 0 && s_.in.w > kNarrow) {
-      measure_places<kWide>(y);
+      measure_positions<kWide>(y);
     } else {
-      measure_places<kNarrow>(y);
+      measure_positions<kNarrow>(y);
     }
     const auto at = [&](int k) {
       return (k & (step - 1)) * s_.sums_pitch + (k >> (step - 1));
@@ -377,7 +377,7 @@ class Measured {
 
   // l(x) and e(x) of a row's pixels, `L` at once: lanes are columns dealt out by `step`.
   template <int L>
-  void measure_places(int y) {
+  void measure_positions(int y) {
     const Layout& p = s_.in;
     const float* row = in_ + std::size_t(y) * p.cols * p.pitch;
     for (int first = p.left & -step; first < p.left + p.w; first += L) {
@@ -457,7 +457,7 @@ class Measured {
       for (int i = 0; i < MH / step; ++i) {
         if ((rows[j] >> i & 1) == 0 || top + i >= s_.out.h) continue;
         windows_[count_] = in_ + runs_.at((top + i) * step, (first + j) * step);
-        places_[count_++] = s_.out.at(top + i, first + j);
+        positions_[count_++] = s_.out.at(top + i, first + j);
         if (count_ == kDirectOutputs) flush();
       }
     }
@@ -532,7 +532,7 @@ class Measured {
 #pragma GCC unroll 8
     for (int t = 0; t < T; t += windows) {
       if (first + t / windows >= count_) break;
-      float* to = out_ + places_[first + t / windows] + k;
+      float* to = out_ + positions_[first + t / windows] + k;
 #pragma GCC unroll 3
       for (int b = 0; b < N; ++b) {
         Vec<A> value = acc[t][b];
@@ -581,11 +581,11 @@ class Measured {
   float* rows_;   // [AH] of what measure() sums up
   float* sizes_;  // [2, step] l(x) of a row's pixels, and e(x)
   const Runs runs_;
-  const float* windows_[kDirectOutputs];  // of outputs that wait: the first
-  std::size_t places_[kDirectOutputs];    // where they go
-  int count_ = 0;                         // of them
-  int begin_;                             // row of tiles
-  int next_;                              // row to measure
+  const float* windows_[kDirectOutputs];   // of outputs that wait: the first
+  std::size_t positions_[kDirectOutputs];  // where they go
+  int count_ = 0;                          // of them
+  int begin_;                              // row of tiles
+  int next_;                               // row to measure
 };
 
 // Computes those outputs of some rows of tiles again that are not to be Winograd's.

@@ -259,7 +259,7 @@ struct ConvPlan {
     }
     row_tiles = (filters + rows - 1) / rows;
     column_tiles = (all + columns - 1) / columns;
-    splits = depth_splits(tiles(rows, columns), p.taps(), target);
+    splits = depth_splits(tiles(rows, columns), p.filter_size(), target);
   }
   std::int64_t workspace_floats(const Conv2dShape& p) const {
     return splits == 1 ? 0 : splits * p.output_size();

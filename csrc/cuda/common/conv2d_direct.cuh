@@ -48,7 +48,7 @@ __global__ void conv2d_direct_warp_kernel(const float* __restrict__ input,
   if (index >= p.output_size()) return;  // the whole warp leaves: the shuffles below stay complete
   const int lane = threadIdx.x % kWarpThreads;
   const Conv2dOutput at(input, weight, p, static_cast<unsigned>(index));
-  const int kernel_offsets = p.taps();
+  const int kernel_offsets = p.filter_size();
   WarpKernelOffsets kernel_offset(p, lane);
   float sum = 0.0f;
   for (int t = lane; t < kernel_offsets; t += kWarpThreads, kernel_offset.advance(p)) {

@@ -23,7 +23,7 @@ struct Conv2dOutput {
     left = static_cast<int>(index - row * out_w) * p.stride_w - p.pad_left;
     image = input + static_cast<std::int64_t>(n) * (p.c * p.h * p.w);
     if (p.groups > 1) image += k / p.group_filters() * (p.group_channels() * p.h * p.w);
-    filter = weight + static_cast<std::int64_t>(k) * p.taps();
+    filter = weight + static_cast<std::int64_t>(k) * p.filter_size();
   }
 };
 

@@ -43,7 +43,7 @@ __global__ void conv2d_pad_warp_kernel(const float* __restrict__ input,
   const int lane = threadIdx.x % kWarpThreads;
   const Conv2dOutput at(input, weight, p, static_cast<unsigned>(index));
   const float* corner = at.image + at.top * p.w + at.left;
-  const int kernel_offsets = p.taps();
+  const int kernel_offsets = p.filter_size();
   WarpKernelOffsets kernel_offset(p, lane);
   float sum = 0.0f;
   for (int t = lane; t < kernel_offsets; t += kWarpThreads, kernel_offset.advance(p)) {

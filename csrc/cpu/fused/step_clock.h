@@ -1,14 +1,15 @@
 // Where a pass's time goes, as one thread sees it: the clock is read where a part ends, and what
-// has passed since the last reading is that part's. So a thread's laps sum to its time.
+// has passed since the last reading is that part's. So the parts of a thread sum to its time.
 #pragma once
 
 #include <chrono>
 
 namespace cnn_engine::cpu::fused {
 
-class Laps {
+class StepClock {
  public:
-  explicit Laps(double* seconds) : seconds_(seconds), last_(Clock::now()) {}  // [parts], added to
+  explicit StepClock(double* seconds)
+      : seconds_(seconds), last_(Clock::now()) {}  // [parts], added to
 
   void end(int part) {
     const auto now = Clock::now();
@@ -22,8 +23,8 @@ class Laps {
   Clock::time_point last_;
 };
 
-// In a pass that nobody times, laps compile to nothing.
-struct NoLaps {
+// In a pass that nobody times, readings compile to nothing.
+struct NoClock {
   void end(int) const {}
 };
 
