@@ -9,7 +9,7 @@ import numpy as np
 
 from ..graph.graph import Graph, Node
 from .data_movement import gathered, offsets
-from .kernel import Bound, Call, on_both
+from .kernel import Bound, Call, on_both, storing
 from .native import _cpu
 from .strided import MOST, keeping, unused
 
@@ -82,8 +82,11 @@ def _make_axis(call: Call) -> Bound:
 
 
 ROWS = [
-    *on_both("resize", "gather", _make_nearest, why_not=_nearest_why_not),
+    *on_both(
+        "resize", "gather", _make_nearest, why_not=_nearest_why_not, stores=storing(None, 0),
+        same_storage=True,
+    ),
     *on_both(
         "resize", "interpolate_axis", _make_axis, why_not=_crop_why_not, rewrite=_one_axis_each
     ),
-]
+]  # fmt: skip

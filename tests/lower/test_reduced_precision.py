@@ -19,6 +19,7 @@ from cnn_engine.lower import reduced_precision
 from cnn_engine.operators.binary import Add, Div, Max, Mul, Pow, Sub
 from cnn_engine.operators.conv2d import Conv2d
 from cnn_engine.operators.reduce import ReduceMean
+from cnn_engine.operators.resize import Resize
 from cnn_engine.operators.shaping import Concat
 from cnn_engine.operators.softmax import Softmax
 from cnn_engine.operators.unary import Clip, LeakyRelu, Log, Relu, Sigmoid, Sqrt
@@ -126,6 +127,17 @@ def test_plans_take_half_of_the_memory(fake, dtype):
         with Engine(network(size=64, width=32), device="cuda", dtype=kind) as engine:
             sizes[kind] = engine.plan(4, np.dtype(np.float32)).nbytes["cuda"]
     assert sizes[dtype] < 0.75 * sizes["tf32"]  # the images that come in are float32
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_nearest_neighbours_are_stored_as_they_are_read(fake, dtype):
+    """A decoder's convolutions read 16 bits behind an image that was made larger."""
+    b = Builder((1, 16, 8, 8))
+    x = b.add(Resize((1, 16, 16, 16), (1.0, 1.0, 2.0, 2.0)), b.conv("images", 16))
+    graph = placed(b.graph(b.conv(b.conv(x, 16), 8)), dtype).graph
+    (resize,) = (node for node in graph.nodes if node.op.kind == "resize")
+    names = resize.inputs[0], resize.outputs[0]
+    assert {graph.values[name].storage_dtype for name in names} == {dtype}
 
 
 def test_what_moves_elements_changes_no_type(fake):
