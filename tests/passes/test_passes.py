@@ -28,7 +28,7 @@ from cnn_engine.operators.norm import BatchNorm
 from cnn_engine.operators.pad import Pad
 from cnn_engine.operators.pad2d import Pad2d
 from cnn_engine.operators.reduce import ReduceMean
-from cnn_engine.operators.shaping import Concat, Reshape, Slice, Transpose
+from cnn_engine.operators.shaping import Concat, DepthToSpace, Reshape, Slice, Transpose
 from cnn_engine.operators.unary import Clip, Erf, Gelu, HardSigmoid, HardSwish, Relu, Sigmoid, Swish
 
 
@@ -430,6 +430,18 @@ def test_what_no_kernel_applies_stays():
     assert passes.fuse_activations(before) is before
     after = same(before, lambda g: passes.fuse_activations(g, {"conv2d": ("sigmoid",)}))
     assert after.nodes[0].op.activation == Sigmoid()
+
+
+def test_functions_are_applied_before_elements_move():
+    """Pixel shuffles, crops and orders of dimensions: a convolution stores what the function makes."""
+    b = Builder(2, 8, 6, 6)
+    y = b.add(DepthToSpace(2), b.conv("x", 8, 8))
+    y = b.add(Slice((1,), (6,), (2,), (1,)), b.add(Transpose((0, 2, 3, 1)), y))
+    before = b.graph(b.add(Relu(), y))
+    after = same(before, passes.fuse_activations)
+    assert kinds(after) == ["conv2d", "depth_to_space", "transpose", "slice"]
+    shared = replace(before, outputs=(*before.outputs, y))
+    assert passes.fuse_activations(shared) is shared, "what is read elsewhere stays as it is"
 
 
 def test_additions_that_broadcast_stay():

@@ -9,6 +9,7 @@ from ....operators import KINDS
 from ....operators.binary import Add
 from ....operators.channels_last import Conv2dNhwc
 from ....operators.conv2d import Conv2d
+from ....operators.shaping import DepthToSpace, Reshape, Slice, SpaceToDepth, Transpose
 from ....operators.unary import Unary
 from ...graph import Graph, Node
 from ..rewriting import Rewrites, absent, covering, makers_of, merge_after, only_user
@@ -21,6 +22,9 @@ FUNCTIONS = tuple(
     and record.types in ("floats", "numbers")
     and record.result is Unary.result
 )
+
+#: Operators that move elements or leave some out: a function may as well be applied before them.
+MOVES = (DepthToSpace, Reshape, Slice, SpaceToDepth, Transpose)
 
 #: Which functions an operator's kernels apply to their sums.
 EPILOGUES: Mapping[str, tuple[str, ...]] = {"conv2d": ("relu", "clip"), "conv2d_nhwc": FUNCTIONS}
@@ -68,6 +72,8 @@ def _later_first(graph: Graph, makers) -> list[int]:
 def fuse_activations(graph: Graph, functions: Mapping[str, tuple[str, ...]] = EPILOGUES) -> Graph:
     """Fuses a function of a convolution's output, or of several outputs, into the convolution.
 
+    Between both, elements may be moved or left out: see :data:`MOVES`.
+
     Args:
         functions: operator -> names of the functions that its kernels can apply.
     """
@@ -75,17 +81,37 @@ def fuse_activations(graph: Graph, functions: Mapping[str, tuple[str, ...]] = EP
     for after in graph.nodes:
         if not isinstance(after.op, Unary):
             continue
-        nodes, joined = makers_of(graph, after.inputs[0], after)
+        moves = _moves_before(graph, after)
+        first = moves[0] if moves else after
+        nodes, joined = makers_of(graph, first.inputs[0], first)
         if not nodes or not all(
             _can_fuse_function(graph, node, after, functions) for node in nodes
         ):
             continue
-        if not rewrites.free(after, *nodes, *joined):
+        if not rewrites.free(after, *moves, *nodes, *joined):
             continue
         merged = [replace(node, op=replace(node.op, activation=after.op)) for node in nodes]
-        why = ["it is applied to the sum while it is stored"]
-        merge_after(rewrites, merged, joined, [after], why)
+        why = "it is applied to the sum while it is stored"
+        if moves:
+            last = replace(moves[-1], outputs=after.outputs)
+            merged[-1] = replace(merged[-1], covers=covering(merged[-1], after))
+            rewrites.replace([*nodes, moves[-1], after], [*merged, last], why)
+        else:
+            merge_after(rewrites, merged, joined, [after], [why])
     return rewrites.apply()
+
+
+def _moves_before(graph: Graph, after: Node) -> list[Node]:
+    """Returns the row of nodes before ``after`` that only move what one of them hands to the next."""
+    row: list[Node] = []
+    reader = after
+    while (x := reader.inputs[0]) is not None and only_user(graph, x) is reader:
+        maker = graph.producers.get(x)
+        if maker is None or type(maker.op) not in MOVES:
+            break
+        row.insert(0, maker)
+        reader = maker
+    return row
 
 
 def _can_fuse_function(
