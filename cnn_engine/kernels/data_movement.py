@@ -23,39 +23,44 @@ _EVERY = (None, *range(1 << 10))
 Copied = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int, int]
 
 
-def _transpose(op: Any, x: Value, y: Value) -> Copied:
-    steps = row_major(x.shape)
-    return y.shape, tuple(steps[axis] for axis in op.perm), row_major(y.shape), 0, 0
+#: The elements from one row of the last dimension to the next, by the names of values: see Call.pitches.
+Pitches = Mapping[str, int]
 
 
-def _expand(op: Any, x: Value, y: Value) -> Copied:
-    return y.shape, repeated(x.shape, y.shape), row_major(y.shape), 0, 0
+def _transpose(op: Any, x: Value, y: Value, pitches: Pitches) -> Copied:
+    steps = _steps(x, pitches)
+    return y.shape, tuple(steps[axis] for axis in op.perm), _steps(y, pitches), 0, 0
 
 
-def _tile(op: Any, x: Value, y: Value) -> Copied:
+def _expand(op: Any, x: Value, y: Value, pitches: Pitches) -> Copied:
+    reads = repeated(x.shape, y.shape, pitches.get(x.name))
+    return y.shape, reads, _steps(y, pitches), 0, 0
+
+
+def _tile(op: Any, x: Value, y: Value, pitches: Pitches) -> Copied:
     split = tuple(n for pair in zip(op.repeats, x.shape, strict=True) for n in pair)
     reads = tuple(n for step in row_major(x.shape) for n in (0, step))
     return split, reads, row_major(split), 0, 0
 
 
-def _slice(op: Any, x: Value, y: Value) -> Copied:
+def _slice(op: Any, x: Value, y: Value, pitches: Pitches) -> Copied:
     taken = op.bounds(x.shape)
-    steps = row_major(x.shape)
+    steps = _steps(x, pitches)
     start = sum(first * steps[axis] for axis, (first, _, _) in taken.items())
     reads = tuple(
         step * taken[axis][2] if axis in taken else step for axis, step in enumerate(steps)
     )
-    return y.shape, reads, row_major(y.shape), start if y.size else 0, 0
+    return y.shape, reads, _steps(y, pitches), start if y.size else 0, 0
 
 
-def _depth_to_space(op: Any, x: Value, y: Value) -> Copied:
+def _depth_to_space(op: Any, x: Value, y: Value, pitches: Pitches) -> Copied:
     n, c, h, w = x.shape
     b, rest = op.block, c // op.block**2
     split = (n, b, b, rest, h, w) if op.mode == "DCR" else (n, rest, b, b, h, w)
     return _permuted(split, op.perm)
 
 
-def _space_to_depth(op: Any, x: Value, y: Value) -> Copied:
+def _space_to_depth(op: Any, x: Value, y: Value, pitches: Pitches) -> Copied:
     n, c, h, w = x.shape
     b = op.block
     return _permuted((n, c, h // b, b, w // b, b), (0, 3, 5, 1, 2, 4))
@@ -67,18 +72,23 @@ def _permuted(split: tuple[int, ...], perm: tuple[int, ...]) -> Copied:
     return shape, tuple(steps[axis] for axis in perm), row_major(shape), 0, 0
 
 
+def _steps(value: Value, pitches: Pitches) -> tuple[int, ...]:
+    """Returns the elements from one position of each dimension of ``value`` to the next."""
+    return row_major(value.shape, pitches.get(value.name))
+
+
 def _pieces(
-    node: Node, inputs: list[Value], outputs: list[Value], pitches: Mapping[str, int]
+    node: Node, inputs: list[Value], outputs: list[Value], pitches: Pitches
 ) -> list[Copied]:
     """Returns a copy for each output of a split, or each input of a concatenation."""
     splits = node.op.kind == "split"
     whole, parts = (inputs[0], outputs) if splits else (outputs[0], inputs)
     axis = axis_in(node.op.axis, len(whole.shape))
-    steps = row_major(whole.shape, pitches.get(whole.name))
+    steps = _steps(whole, pitches)
     copies: list[Copied] = []
     first = 0
     for part in parts:
-        own = row_major(part.shape, pitches.get(part.name))
+        own = _steps(part, pitches)
         if splits:
             copies.append((part.shape, steps, own, first, 0))
         else:
@@ -87,7 +97,7 @@ def _pieces(
     return copies
 
 
-_ONE: dict[str, Callable[[Any, Value, Value], Copied]] = {
+_ONE: dict[str, Callable[[Any, Value, Value, Pitches], Copied]] = {
     "transpose": _transpose,
     "expand": _expand,
     "tile": _tile,
@@ -97,11 +107,17 @@ _ONE: dict[str, Callable[[Any, Value, Value], Copied]] = {
 }
 
 
+#: Of these, what may be columns of wider rows.
+_PITCHED: dict[str, tuple[int | None, ...]] = {
+    "transpose": (None, 0), "expand": (None, 0), "slice": (None, 0),
+}  # fmt: skip
+
+
 def _copies(
-    node: Node, inputs: Any, outputs: Any, pitches: Mapping[str, int] = MappingProxyType({})
+    node: Node, inputs: Any, outputs: Any, pitches: Pitches = MappingProxyType({})
 ) -> list[Copied]:
     if node.op.kind in _ONE:
-        return [_ONE[node.op.kind](node.op, inputs[0], outputs[0])]
+        return [_ONE[node.op.kind](node.op, inputs[0], outputs[0], pitches)]
     return _pieces(node, inputs, outputs, pitches)
 
 
@@ -111,7 +127,10 @@ def _why_not(node: Node, graph: Graph) -> str | None:
         return reason
     if node.op.kind in ("concat", "split") and len(inputs[0].shape) <= MOST:
         return None  # each part has the dimensions of the whole
-    for copied in _copies(node, inputs, outputs):
+    # Columns of wider rows are joined to no dimension before them.
+    apart = _PITCHED.get(node.op.kind, ()) and (*inputs, *outputs)
+    pitches = {value.name: value.shape[-1] + 1 for value in apart if value.shape}
+    for copied in _copies(node, inputs, outputs, pitches):
         if copy_shape(inputs[0], *copied) is None:
             return f"expected at most {MOST} dimensions that cannot be joined, found more"
     return None
@@ -246,7 +265,11 @@ def _rows(op: str, name: str, make: Callable[[Call], Bound], **options: Any) -> 
 
 
 ROWS = [
-    *(row for op in _ONE for row in _rows(op, "copy_nd", _make, why_not=_why_not)),
+    *(
+        row
+        for op in _ONE
+        for row in _rows(op, "copy_nd", _make, why_not=_why_not, pitched=_PITCHED.get(op, ()))
+    ),
     *(
         row
         for op in ("split", "concat")

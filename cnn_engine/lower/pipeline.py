@@ -13,6 +13,7 @@ from typing import Any
 
 from ..graph import passes
 from ..graph.graph import Graph, Node, Note
+from ..graph.passes.canonical.convolutions import LEAST_FLOPS_ON_CUDA, MOST_ON_CUDA
 from ..graph.passes.fuse.epilogues import EPILOGUES_ON_CUDA
 from ..graph.passes.fuse.patterns import (
     BOTTLENECK,
@@ -31,6 +32,7 @@ from ..graph.passes.fuse.patterns import (
 from ..graph.passes.fuse.regions import Finder, WhyNot
 from ..kernels import why_not_fuse
 from ..kernels.cuda.depthwise_means import box_of_means
+from ..kernels.cuda.requirements import TENSOR_CORES
 from . import reduced_precision
 
 
@@ -388,6 +390,11 @@ PIPELINE: tuple[Pass | Repeated, ...] = (
     FUSE,
     _pass(
         passes.lower_convolutions, "the CPU's kernels know convolutions of images", _images("cpu")
+    ),
+    _pass(
+        passes.convolve_phases, "tensor cores run convolutions, and none that are transposed",
+        lambda setting: _images("cuda")(setting) and TENSOR_CORES.met_by(setting.device.target),
+        most=MOST_ON_CUDA, least_flops=LEAST_FLOPS_ON_CUDA,
     ),
     LAY_OUT_ON_CPU,
     LAY_OUT_ON_CUDA,

@@ -1,22 +1,27 @@
-"""Transposed convolutions, and those of volumes, as the CPU runs them: as convolutions of images."""
+"""Transposed convolutions, and those of volumes, as devices run them: as convolutions of images."""
 
 from __future__ import annotations
 
 from itertools import product
 
+import fake_cuda
 import numpy as np
 import pytest
 import tolerances
-from engines import plan_of
+from engines import built, plan_of, steps_of
+from graphs import Builder
 from onnx import helper
 from onnx_models import model, onnxruntime_outputs, tensor
 
 from cnn_engine import Engine
 from cnn_engine.graph.graph import Graph, Node, Value
-from cnn_engine.graph.passes import lower_convolutions
+from cnn_engine.graph.passes import convolve_phases, lower_convolutions
+from cnn_engine.graph.passes.canonical.convolutions import LEAST_FLOPS_ON_CUDA, MOST_ON_CUDA
 from cnn_engine.graph.reference import reference
 from cnn_engine.operators.conv2d import Conv3d
 from cnn_engine.operators.conv_transpose2d import ConvTranspose2d
+from cnn_engine.operators.shaping import Concat
+from cnn_engine.operators.unary import Sigmoid
 
 
 def graph_of(op, x, weight, bias=None) -> Graph:
@@ -25,9 +30,9 @@ def graph_of(op, x, weight, bias=None) -> Graph:
     return Graph("one", (Value("x", x.shape),), ("y",), (node,), constants)
 
 
-def compare(graph: Graph, x: np.ndarray) -> None:
+def compare(graph: Graph, x: np.ndarray, lower=lower_convolutions) -> None:
     """Both in float64: the same sums."""
-    plain = lower_convolutions(graph)
+    plain = lower(graph)
     assert {node.op.kind for node in plain.nodes}.isdisjoint({"conv_transpose2d", "conv3d"})
     (wanted,), (found,) = (reference(g, {"x": x}).values() for g in (graph, plain))
     assert found.shape == wanted.shape
@@ -71,6 +76,80 @@ def test_what_is_not_known_beforehand_or_too_thin_stays(rng):
     node = Node("c", ConvTranspose2d((2, 2)), ("x", "w"), ("y",))
     given = Graph("given", (Value("x", x.shape), Value("w", (2, 3, 2, 2))), ("y",), (node,), {})
     assert lower_convolutions(given) is given
+
+
+def test_transposed_convolutions_for_tensor_cores(rng):
+    """Any kernel, stride, padding, output padding, dilation and groups, as far as zeros are worth it."""
+
+    def pair(low: int, high: int) -> tuple[int, int]:
+        return tuple(int(n) for n in rng.integers(low, high, 2))
+
+    checked = 0
+    for _ in range(150):
+        kernel, stride, dilation = pair(1, 6), pair(1, 5), pair(1, 4)
+        groups, filters = (int(n) for n in rng.integers(1, 4, 2))
+        channels = groups * int(rng.integers(2, 4))
+        padding = (*pair(0, 3), *pair(0, 3))
+        added = tuple(
+            int(rng.integers(0, max(s, d))) for s, d in zip(stride, dilation, strict=True)
+        )
+        op = ConvTranspose2d(stride, padding, added, dilation, groups)
+        x = rng.standard_normal((2, channels, *pair(2, 7))).astype(np.float32)
+        weight = rng.standard_normal((channels, filters, *kernel)).astype(np.float32)
+        sizes = op.full_sizes(x.shape[2:], kernel)
+        if any(size - padding[i] - padding[2 + i] < 1 for i, size in enumerate(sizes)):
+            continue
+        graph = graph_of(op, x, weight, rng.standard_normal(filters * groups).astype(np.float32))
+        phases = [
+            -(-(d * (k - 1) + 1) // s) * s for k, s, d in zip(kernel, stride, dilation, strict=True)
+        ]
+        if all(s > 1 for s in stride) and np.prod(phases) > MOST_ON_CUDA * np.prod(kernel):
+            assert convolve_phases(graph, MOST_ON_CUDA) is graph
+            continue
+        compare(graph, x, lambda g: convolve_phases(g, MOST_ON_CUDA))
+        checked += 1
+    assert checked > 100
+
+
+def decoder(kernel: int, padding: int) -> Graph:
+    """A level of a decoder: an image is made twice as large, and joined to a skip."""
+    b = Builder((1, 16, 16, 12))
+    skip = b.relu(b.conv("images", 24))
+    low = b.conv(skip, 96, stride=2)
+    op = ConvTranspose2d((2, 2), (padding,) * 4)
+    up = b.add(Sigmoid(), b.add(op, low, b.constant((96, 24, kernel, kernel))))
+    return b.graph(b.conv(b.relu(b.conv(b.add(Concat(1), skip, up), 128)), 8))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(("kernel", "padding"), [(2, 0), (4, 1)])
+def test_a_decoder_runs_convolutions_and_copies_nothing_twice(
+    device, kernel, padding, monkeypatch, rng
+):
+    """Phases are stored as parts of the concatenation, after the function of the sums."""
+    fake_cuda.install(monkeypatch, tensor_cores=True)
+    graph = decoder(kernel, padding)
+    x = rng.uniform(-1, 1, graph.inputs[0].shape).astype(np.float32)
+    with Engine(graph, device=device, threads=1) as engine:
+        steps = steps_of(engine, 1)
+        assert {"sigmoid", "conv_transpose2d"}.isdisjoint(step.kernel for step in steps.values())
+        (concat,) = (step for name, step in steps.items() if name.startswith("concat"))
+        assert not concat.args, "its parts lie there already"
+        (found,) = engine.run({"images": x}).values()
+    (wanted,) = reference(graph, {"images": x}).values()
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4)
+
+
+def test_a_gpu_keeps_small_transposed_convolutions_and_those_without_tensor_cores(monkeypatch):
+    b = Builder((64, 8, 6, 6))
+    weight = b.constant((8, 8, 2, 2))
+    small = b.graph(b.add(ConvTranspose2d((2, 2)), "images", weight))
+    assert small.cost_of(small.nodes[-1]).flops > LEAST_FLOPS_ON_CUDA, "of all images"
+    for tensor_cores, graph in ((False, decoder(2, 0)), (True, small)):
+        with monkeypatch.context() as patch:
+            fake_cuda.install(patch, tensor_cores)
+            placed, _ = built(graph, "float32", graph.inputs[0].shape[0])
+        assert "conv_transpose2d" in {node.op.kind for node in placed.nodes}
 
 
 @pytest.mark.parametrize("kernel", [(1, 1, 1), (3, 2, 2), (2, 3, 3)])

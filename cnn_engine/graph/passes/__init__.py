@@ -17,7 +17,7 @@ from .canonical.activations import recognise_activations
 from .canonical.batch_norm import fold_affine_after, fold_affine_before
 from .canonical.concatenations import nest_concatenations
 from .canonical.constants import drop_unused, fold_constants, share_constants
-from .canonical.convolutions import lower_convolutions
+from .canonical.convolutions import convolve_phases, lower_convolutions
 from .canonical.identities import drop_identities, merge_shapes, reshape_ones
 from .canonical.padding import fold_padding
 from .canonical.parallel import merge_parallel
@@ -49,6 +49,7 @@ __all__ = [
     "fold_dequantized",
     "fold_padding",
     "convolve_matmuls",
+    "convolve_phases",
     "convolve_rows",
     "fold_constants_after",
     "fuse_activations",
