@@ -7,7 +7,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -167,6 +167,20 @@ class CudaDevice:
         """Queues a copy to host memory; wait before reading it. The stream is as above."""
         queue = self.stream_handle if stream is None else stream
         self._runtime.memcpyAsync(to, source, nbytes, 2, queue)
+
+    def reaches(self, other: CudaDevice) -> bool:
+        """Lets copies to ``other`` go past the host from now on; returns whether they can."""
+        if not self._runtime.deviceCanAccessPeer(self.index, other.index):
+            return False
+        with self.context:
+            _reach(self._runtime, self.index, other.index)
+        return True
+
+    def copy_to_peer(self, other: CudaDevice, to: int, source: int, nbytes: int) -> None:
+        """Queues a copy to memory of another device, past the host where it :meth:`reaches` that."""
+        self._runtime.memcpyPeerAsync(
+            to, other.index, source, self.index, nbytes, self.stream_handle
+        )
 
     def queue_copy(self, to: int, source: int, nbytes: int) -> None:
         """Queues a copy between memory of the device and page-locked memory, in microseconds.
@@ -334,6 +348,11 @@ class CudaDevice:
                 f"at most a quarter of the card's free memory ({free // 4 / 2**20:.0f} MiB)",
                 f"{nbytes / 2**20:.0f} MiB; use a smaller batch",
             )
+
+
+@cache  # the driver refuses to be asked twice
+def _reach(runtime: Any, index: int, other: int) -> None:
+    runtime.deviceEnablePeerAccess(other)
 
 
 class _Context(cuda_module.Current):

@@ -39,8 +39,8 @@ def parser() -> argparse.ArgumentParser:
     """Returns the command's parser."""
     p = cli.ArgumentParser(
         prog="cnn-engine transfer",
-        description="Times the move of a batch of images between host and GPU, for each batch size, and "
-        "fits the time against the batch size. What exists is not measured again.",
+        description="Times the move of a batch of images between host and GPU, or GPUs, for each batch size, "
+        "and fits the time against the batch size. What exists is not measured again.",
         epilog="exit codes: 0 done; 1 what arrived was not what was sent; 2 the input is at fault; 130 "
         "interrupted, what was measured is still written",
     )
@@ -61,13 +61,15 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     cli.add_batch_sizes(p, DEFAULT_BATCHES)
     p.add_argument(
-        "--direction", choices=(*subjects.DIRECTIONS, "both"), default="h2d",
-        help="host to device (default), device to host, or both",
+        "--direction", choices=(*subjects.DIRECTIONS, "both", subjects.BETWEEN), default="h2d",
+        help="host to device (default), device to host, or both; d2d: to another GPU, --peer",
     )  # fmt: skip
     p.add_argument(
-        "--memory", choices=(*subjects.MEMORIES, "both"), default="pageable",
-        help="of the host: pageable (default), pinned (page-locked), or both",
+        "--memory", choices=("peer", *subjects.MEMORIES, "both"),
+        help="of the host: pageable (default), pinned (page-locked), or both; of d2d: peer (none: from "
+        "GPU to GPU), pinned, or both (default)",
     )  # fmt: skip
+    p.add_argument("--peer", metavar="cuda:N", help="the GPU that d2d copies to")
     p.add_argument(
         "--dtype", choices=subjects.DTYPES,
         help="of the images: uint8 pixels or float32 (default: as run moves them: a model's input as it is, "
@@ -127,11 +129,7 @@ def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     models = _models(options)
     dtype = _dtype(options, models)
-    modes = [
-        Mode(direction, memory, dtype)
-        for direction in _each(options.direction, subjects.DIRECTIONS)
-        for memory in _each(options.memory, subjects.MEMORIES)
-    ]
+    modes = _modes(options, dtype)
     asked = _sizes(options.predict, "--predict") if options.predict else None
     output = Path(options.output)
     names = [subjects.path_safe(name) for name in options.network]
@@ -151,6 +149,22 @@ def _main(arguments: list[str] | None) -> int:
         found = analysis.predict(output, names or None, modes, asked)
         cli.show(text.predictions(found, options.quiet))
     return code
+
+
+def _modes(options: argparse.Namespace, dtype: str) -> list[Mode]:
+    between = options.direction == subjects.BETWEEN
+    known = subjects.WAYS if between else subjects.MEMORIES
+    memory = options.memory or ("both" if between else "pageable")
+    if memory not in (*known, "both"):
+        wanted = f"{', '.join(known)} or both with --direction {options.direction}"
+        raise expected("--memory", wanted, memory)
+    if options.peer is not None and not between:
+        raise InputError("--peer: expected --direction d2d beside it")
+    return [
+        Mode(direction, one, dtype)
+        for direction in _each(options.direction, subjects.DIRECTIONS)
+        for one in _each(memory, known)
+    ]
 
 
 def _each(choice: str, all_of_them: tuple[str, ...]) -> tuple[str, ...]:
@@ -188,11 +202,12 @@ def _measure(
     batches = _sizes(options.batch or [DEFAULT_BATCHES], "--batch")
     regression.check_available()
     device = _cuda(options.device)
+    peer = _peer(device, options.peer, modes) if modes[0].direction == subjects.BETWEEN else None
     section = output / files.RAW / subjects.path_safe(device.model) / files.SECTION
     files.prepare(section)
     settings = Settings(
         modes=tuple(modes), batches=tuple(batches), repeats=options.repeats,
-        warmup=options.warmup, seed=options.seed,
+        warmup=options.warmup, seed=options.seed, peer=peer,
     )  # fmt: skip
     raws = [_open(section, subject, settings, options) for subject in wanted]
     interrupted = False
@@ -216,13 +231,30 @@ def _measure(
     return cli.INTERRUPTED if interrupted else cli.DONE
 
 
-def _cuda(name: str) -> Any:
+def _peer(device: Any, name: str | None, modes: list[Mode]) -> Any:
+    """Returns the device that ``d2d`` copies to."""
+    if name is None:
+        raise expected("--peer", "the GPU that d2d copies to, such as cuda:1", "none")
+    peer = _cuda(name, "--peer")
+    if peer.name == device.name:
+        raise expected("--peer", f"another GPU than --device {device.name}", peer.name)
+    if any(mode.memory == "peer" for mode in modes) and not device.reaches(peer):
+        raise UnsupportedError(
+            f"--memory peer: expected GPUs that reach each other's memory, found {device.name} and "
+            f"{peer.name}, which do not; --memory pinned copies through the host"
+        )
+    return peer
+
+
+def _cuda(name: str, option: str = "--device") -> Any:
     """Returns the CUDA device called ``name``."""
     if name == "cpu":
-        raise InputError("--device: expected cuda or cuda:N (the CPU needs no transfer), found cpu")
+        raise InputError(
+            f"{option}: expected cuda or cuda:N (the CPU needs no transfer), found cpu"
+        )
     device = devices.select(name)
     if device.kind == "openacc":
-        raise InputError(f"--device: expected cuda or cuda:N, found {name}")
+        raise InputError(f"{option}: expected cuda or cuda:N, found {name}")
     if device.kind != "cuda":
         raise UnsupportedError(device.note)
     return device
@@ -278,7 +310,10 @@ def _measure_all(
     watch = environment.Stopwatch()
     load_average = environment.host_load()
     for direction in sorted(directions):
-        peak[direction] = {"bytes": PEAK_BYTES, "seconds": peak_times(device, direction)}
+        peak[direction] = {
+            "bytes": PEAK_BYTES,
+            "seconds": peak_times(device, direction, settings.peer),
+        }
     described = environment.describe(device)
     machine = files.machine_document(machine, described, peak)
     files.write_document(section / files.MACHINE, machine)
@@ -300,6 +335,7 @@ def _measure_all(
             **environment.state(device, load_average),
             **watch.stamp(),
             "device_times": device_source(),
+            **({} if settings.peer is None else {"peer": settings.peer.name}),
         }
         files.write_document(section / files.MACHINE, machine)
 

@@ -1,4 +1,4 @@
-"""Copies on a CUDA device, timed: batches, a network's weights, and the peak of the bus.
+"""Copies on a CUDA device, or from it to another, timed: batches, weights, and the peak of the bus.
 
 A copy is timed twice, never at once. Its *wall* time goes from the call to the completed copy on a monotonic
 clock, with no event in between: what whoever waits for the batch sees. Its *device* time is what the GPU
@@ -18,7 +18,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -31,7 +32,7 @@ from ..measure.meters import empty_pair_s
 from ..measure.profile_tables import EVENTS, RECORDS
 from ..report import units
 from .files import RawNetwork, Samples
-from .subjects import Mode, Subject
+from .subjects import BETWEEN, Mode, Subject
 
 PEAK_BYTES = 256 * 2**20
 PEAK_COPIES = 20
@@ -66,6 +67,7 @@ class Settings:
         repeats: wall samples of each size and mode, those on disk included.
         warmup: copies before each group of samples that do not count.
         seed: of the order and the contents.
+        peer: the device that ``d2d`` copies to.
     """
 
     modes: tuple[Mode, ...]
@@ -73,6 +75,7 @@ class Settings:
     repeats: int = 100
     warmup: int = 3
     seed: int = 0
+    peer: Any = None
 
 
 @dataclass(frozen=True)
@@ -91,14 +94,21 @@ class Bench:
         device: a :class:`cnn_engine.devices.cuda.CudaDevice`.
         largest: bytes of the largest copy.
         pinned: whether page-locked memory is needed.
+        peer: the device that ``d2d`` copies to.
 
     Raises:
-        InputError: the host or the device has too little memory.
+        InputError: the host or a device has too little memory.
     """
 
-    def __init__(self, device: Any, largest: int, pinned: bool, seed: int) -> None:
+    def __init__(
+        self, device: Any, largest: int, pinned: bool, seed: int, peer: Any = None
+    ) -> None:
         check_memory(device, largest)
         self.device = device
+        self.peer = peer
+        if peer is not None:
+            check_memory(peer, largest)
+            self._there = peer.allocate(largest)
         self.generator = np.random.default_rng(seed)
         self._block = self.generator.integers(0, 256, BLOCK_BYTES, np.uint8)
         self._remote = device.allocate(largest)
@@ -157,18 +167,17 @@ class Bench:
         device, remote = self.device, self._remote.address
         local = self.host_array(nbytes, mode.memory)
         address = local.__array_interface__["data"][0]
+        copy: Callable[[], None]
         if mode.direction == "h2d":
             sent = local
-
-            def copy() -> None:
-                device.copy_h2d(remote, address, nbytes)
+            copy = partial(device.copy_h2d, remote, address, nbytes)
         else:
             sent = self.host_array(nbytes, "pageable")
             device.copy_h2d(remote, sent.__array_interface__["data"][0], nbytes)
             device.synchronize()
-
-            def copy() -> None:
-                device.copy_d2h(address, remote, nbytes)
+            copy = partial(device.copy_d2h, address, remote, nbytes)
+        if mode.direction == BETWEEN:
+            copy = partial(self._to_peer, address if mode.memory == "pinned" else None, nbytes)
 
         try:
             for _ in range(warmup):
@@ -176,9 +185,14 @@ class Bench:
                 device.synchronize()
             yield copy
             arrived = local
-            if mode.direction == "h2d":
+            if mode.direction != "d2h":
+                at, there = device, remote
+                if mode.direction == BETWEEN:
+                    at, there = self.peer, self._there.address
                 arrived = np.zeros(nbytes, np.uint8)
-                device.copy_d2h(arrived.__array_interface__["data"][0], remote, nbytes)
+                with at.context:
+                    at.copy_d2h(arrived.__array_interface__["data"][0], there, nbytes)
+                    at.synchronize()
         finally:
             device.synchronize()  # before memory that a copy still uses is given back
         if not np.array_equal(sent, arrived):
@@ -188,9 +202,21 @@ class Bench:
                 f"{units.counted(wrong, 'byte')} that differ"
             )
 
+    def _to_peer(self, through: int | None, nbytes: int) -> None:
+        """Copies to the peer: past the host, or complete on return through the host's memory there."""
+        device, peer = self.device, self.peer
+        if through is None:
+            device.copy_to_peer(peer, self._there.address, self._remote.address, nbytes)
+            return
+        device.copy_d2h(through, self._remote.address, nbytes)
+        device.synchronize()
+        with peer.context:
+            peer.copy_h2d(self._there.address, through, nbytes)
+            peer.synchronize()
+
 
 def _page_locked(mode: Mode) -> Mode:
-    return Mode(mode.direction, "pinned", mode.dtype)
+    return mode if mode.direction == BETWEEN else Mode(mode.direction, "pinned", mode.dtype)
 
 
 def wall_times(device: Any, copy: Callable[[], None], copies: int, into: list[float]) -> None:
@@ -252,7 +278,9 @@ def measure(
     """
     groups = plan(raw, settings)
     if groups:
-        bench = Bench(device, _largest(groups, subject), _any_pinned(groups), settings.seed)
+        bench = Bench(
+            device, _largest(groups, subject), _any_pinned(groups), settings.seed, settings.peer
+        )
         _measure(bench.time, groups, subject, raw, settings, progress)
 
 
@@ -328,9 +356,15 @@ def plan(raw: RawNetwork, settings: Settings) -> list[Group]:
 
 
 def plan_device(raw: RawNetwork, settings: Settings) -> list[Group]:
-    """Returns the groups of copies whose device times are missing, in the order in which they are timed."""
+    """Returns the groups of copies whose device times are missing, in the order in which they are timed.
+
+    Copies between devices have none: no clock of one of them spans both.
+    """
     wanted = -(-settings.repeats // WALL_PER_DEVICE)
-    return _in_rounds(settings, wanted, lambda *key: len(raw.samples(*key).device))
+    of_one = tuple(mode for mode in settings.modes if mode.direction != BETWEEN)
+    return _in_rounds(
+        replace(settings, modes=of_one), wanted, lambda *key: len(raw.samples(*key).device)
+    )
 
 
 def _in_rounds(settings: Settings, wanted: int, there: Callable[[Mode, int], int]) -> list[Group]:
@@ -388,14 +422,15 @@ def weights_times(
     return times
 
 
-def peak_times(device: Any, direction: str) -> list[float]:
-    """Returns the device times of copies of :data:`PEAK_BYTES` in page-locked memory, warmed up.
+def peak_times(device: Any, direction: str, peer: Any = None) -> list[float]:
+    """Returns the device times of copies of :data:`PEAK_BYTES`, warmed up.
 
-    By events, as they are taken before the wall times; they are long enough.
+    They use page-locked memory, between devices none of the host's. By events, as they are taken before the
+    wall times; they are long enough.
     """
-    bench = Bench(device, PEAK_BYTES, pinned=True, seed=0)
+    bench = Bench(device, PEAK_BYTES, pinned=True, seed=0, peer=peer)
     samples = Samples()
-    mode = Mode(direction, "pinned")
+    mode = Mode(direction, "peer" if direction == BETWEEN else "pinned")
     bench.time_by_events(mode, PEAK_BYTES, PEAK_COPIES, PEAK_COPIES, samples)
     return samples.device
 

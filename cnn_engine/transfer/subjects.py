@@ -15,8 +15,12 @@ from .. import workload
 from ..errors import InputError, UnsupportedError, expected
 from ..graph.form import form_of
 
+#: Between host and device, and what memory of the host's takes part.
 DIRECTIONS = ("h2d", "d2h")
 MEMORIES = ("pageable", "pinned")
+#: From a device to another, and the ways: past the host, or through its page-locked memory.
+BETWEEN = "d2d"
+WAYS = ("peer", "pinned")
 DTYPES = ("uint8", "float32")
 
 LONGEST_SIDE = 100_000
@@ -29,8 +33,9 @@ class Mode:
     """One way to move a batch.
 
     Attributes:
-        direction: ``"h2d"``, host to device, or ``"d2h"``.
-        memory: the host's: ``"pageable"`` (what NumPy allocates) or ``"pinned"`` (page-locked).
+        direction: ``"h2d"``, host to device, ``"d2h"``, or ``"d2d"``, to another device.
+        memory: the host's: ``"pageable"`` (what NumPy allocates) or ``"pinned"`` (page-locked); of ``d2d``
+            also ``"peer"``: none.
         dtype: of the images, ``"uint8"`` or ``"float32"``.
     """
 
@@ -52,7 +57,11 @@ class Mode:
 
 #: Every mode, the default one first, by the suffix of its files.
 MODES = {
-    mode.suffix: mode for mode in (Mode(*words) for words in product(DIRECTIONS, MEMORIES, DTYPES))
+    mode.suffix: mode
+    for mode in (
+        Mode(*words)
+        for words in (*product(DIRECTIONS, MEMORIES, DTYPES), *product((BETWEEN,), WAYS, DTYPES))
+    )
 }
 
 

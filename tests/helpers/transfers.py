@@ -61,6 +61,7 @@ class FakeDevice:
         corrupts: whether copies to the device lose a byte.
         event_s: what an event takes.
         interrupt_after: copies after which the next raises KeyboardInterrupt; None: never.
+        reaches_others: whether copies to other devices go past the host.
     """
 
     kind, name, note, model = "cuda", "cuda:0", None, "Fake GPU/1 (test)"
@@ -74,6 +75,7 @@ class FakeDevice:
         self.corrupts = False
         self.event_s = 0.0
         self.interrupt_after: int | None = None
+        self.reaches_others = True
         self.free = 2**34
         self.context = nullcontext()
         self.kernels = SimpleNamespace(
@@ -100,6 +102,12 @@ class FakeDevice:
 
     def copy_d2h(self, to: int, source: int, nbytes: int) -> None:
         self._copy(to, source, nbytes, "d2h")
+
+    def reaches(self, other: FakeDevice) -> bool:
+        return self.reaches_others
+
+    def copy_to_peer(self, other: FakeDevice, to: int, source: int, nbytes: int) -> None:
+        self._copy(to, source, nbytes, "d2d")
 
     def _copy(self, to: int, source: int, nbytes: int, direction: str) -> None:
         if self.interrupt_after is not None and len(self.copies) >= self.interrupt_after:

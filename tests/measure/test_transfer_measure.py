@@ -337,6 +337,79 @@ def test_contents_are_fresh_for_every_group(device):
             assert np.mean(array == other) < 0.05
 
 
+# ---- from a GPU to another ----
+
+
+@pytest.fixture
+def peer(device, monkeypatch):
+    """Another device, ``cuda:1``, whose copies take a microsecond on the first one's clock."""
+    other = FakeDevice(lambda nbytes: 0.0)
+    other.name = "cuda:1"
+
+    def seconds(nbytes: int) -> float:
+        device.clock += 1e-6
+        return 0.0
+
+    other.seconds = seconds
+    monkeypatch.setattr(
+        command.devices, "select", {"cuda": device, "cuda:0": device, "cuda:1": other}.get
+    )
+    return other
+
+
+def test_copies_to_another_gpu_are_timed_both_ways(device, peer, tmp_path, capsys):
+    arguments = ["--network", "cifar10", "--batch", "1-16", "--repeats", 4, "--output", tmp_path]
+    assert run(*arguments, "--direction", "d2d", "--peer", "cuda:1", "--predict", 8) == 0
+    printed = capsys.readouterr().out
+    assert "d2d, peer, uint8" in printed
+    direct = float(two_pieces(8))
+    seconds = [float(line.split()[0]) for line in printed.splitlines()[-2:]]
+    assert seconds == pytest.approx([direct, direct + 1e-6], rel=1e-3)
+    raw = tmp_path / "raw_data" / GPU / "transfer"
+    assert not list(raw.glob("cifar10/*/device_*"))
+    assert not list(raw.glob("cifar10/model_*"))
+    machine = document(raw / "machine.json")
+    assert machine["environment"]["peer"] == "cuda:1"
+    assert list(machine["peak"]) == ["d2d"]
+    batch = {nbytes for nbytes, direction in device.copies if direction == "d2d"}
+    assert batch == {3072 * n for n in range(1, 17)} | {measure.PEAK_BYTES}
+
+
+def test_what_another_gpu_has_not_got_is_told(device, peer, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(device, "copy_to_peer", lambda *_: None)
+    arguments = ["--shape", "3,8,8", "--batch", "4", "--quiet", "--output", tmp_path]
+    assert run(*arguments, "--direction", "d2d", "--peer", "cuda:1", "--memory", "peer") == 1
+    assert "check of a copy (d2d, peer, uint8" in error_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["--direction", "d2d"], "--peer: expected the GPU that d2d copies to"),
+        (["--peer", "cuda:1"], "--peer: expected --direction d2d beside it"),
+        (["--direction", "d2d", "--peer", "cuda:0"], "--peer: expected another GPU than"),
+        (["--direction", "d2d", "--peer", "cpu"], "--peer: expected cuda or cuda:N"),
+        (["--direction", "d2d", "--memory", "pageable"], "--memory: expected peer, pinned or both"),
+        (["--memory", "peer"], "--memory: expected pageable, pinned or both"),
+        (["--direction", "d2d", "--peer", "cuda:1"], "--memory peer: expected GPUs that reach"),
+    ],
+)
+def test_peers_that_cannot_be_had(device, peer, tmp_path, capsys, arguments, found):
+    device.reaches_others = False
+    output = tmp_path / "out"
+    assert run("--shape", "3,8,8", "--batch", "4", *arguments, "--output", output) == 2
+    assert found in error_line(capsys)
+    assert not output.exists()
+
+
+def test_gpus_that_reach_no_other_copy_through_the_host(device, peer, tmp_path, capsys):
+    device.reaches_others = False
+    arguments = ["--shape", "3,8,8", "--batch", "1-4", "--repeats", 2, "--output", tmp_path]
+    wanted = ["--direction", "d2d", "--peer", "cuda:1", "--memory", "pinned"]
+    assert run(*arguments, *wanted) == 0
+    assert "d2d, pinned, uint8" in capsys.readouterr().out
+
+
 # ---- on a GPU ----
 
 
@@ -397,3 +470,15 @@ def test_a_copy_of_known_size_takes_as_long_as_its_bytes_need(memory):
     if memory == "pinned":
         assert wall > 0.95 * on_device
         assert wall - on_device < 100e-6 + 0.1 * on_device
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+def test_copies_between_two_gpus(tmp_path, capsys):
+    if devices.cuda_module.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    arguments = ["--shape", "3,224,224", "--batch", "1-32:5", "--repeats", 8, "--output", tmp_path]
+    assert run(*arguments, "--device", "cuda:1", "--direction", "d2d", "--peer", "cuda:0") == 0
+    printed = capsys.readouterr().out
+    assert "d2d, peer, uint8" in printed
+    assert "d2d, pinned, uint8" in printed
