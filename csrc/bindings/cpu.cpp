@@ -3,6 +3,7 @@
 #include "bindings/operators.h"
 #include "cpu/kernels.h"
 #include "ops/conv2d_tiles.h"
+#include "runtime/file_mapping.h"
 
 namespace cnn_engine::bindings {
 
@@ -48,12 +49,26 @@ PyObject* address_of(PyObject*, PyObject* array) {
 PyMethodDef address_of_method = {"address_of", address_of, METH_O,
                                  "The address of a C-contiguous array's first byte."};
 
+void add_file_mapping(py::module_& module) {
+  py::class_<FileMapping>(module, "FileMapping", py::buffer_protocol(),
+                          "Bytes of a file, mapped for reading; other processes may cut it.")
+      .def(py::init<int, off_t, std::size_t>(), py::arg("descriptor"), py::arg("offset"),
+           py::arg("nbytes"))
+      .def_property_readonly("was_cut", &FileMapping::was_cut,
+                             "Whether a read met a page that was gone: it has found zeros.")
+      .def_buffer([](const FileMapping& mapping) {
+        return py::buffer_info(static_cast<const std::uint8_t*>(mapping.data()),
+                               static_cast<py::ssize_t>(mapping.nbytes()));
+      });
+}
+
 PYBIND11_MODULE(_cpu, module) {
   module.doc() =
       "Shapes, CPU operators and instruction sets; called by cnn_engine.ops, which checks.";
   add_shapes(module);
   add_operators(module);
   add_fused(module);
+  add_file_mapping(module);
   py::reinterpret_borrow<py::class_<Activation>>(module.attr("Activation"))
       .def_readonly("function", &Activation::function)
       .def_readonly("alpha", &Activation::alpha)
