@@ -16,6 +16,12 @@ from .statistics import Statistics
 
 Arrays = dict[str, np.ndarray]
 
+#: Seconds that a pass may take on the thread that brings its request: nothing else arrives there meanwhile.
+SHORT_S = 0.1
+
+#: Requests that wait for a thread of the queue after one was kept waiting by a pass on the arriving thread.
+HANDED_OVER = 64
+
 
 class Job:
     """One request in the queue.
@@ -25,7 +31,8 @@ class Job:
         rows: images of the request: dimension 0 of its tensors.
         key: requests of one key may share a pass; None: it has a pass of its own.
         priority, timeout_s: of :class:`.protocol.Request`.
-        done: is called once by a thread of the queue, with the outputs or what was raised.
+        done: is called once, with the outputs or what was raised, by a thread of the queue or, where
+            :meth:`Batcher.submit` ran the request at once, by its caller's.
     """
 
     __slots__ = ("arrived", "deadline", "done", "inputs", "key", "priority", "rows")
@@ -72,15 +79,24 @@ class Batcher:
         self._order = itertools.count()
         self._changed = threading.Condition()
         self._closed = False
+        self._free, self._instances = list(runs), len(runs)
+        self._last: tuple[object, float] = (None, 0.0)  # shapes of the last pass, and its seconds
+        self._handed_over = 0  # requests that are still to be handed over: see delayed
         self._threads = [
-            threading.Thread(target=self._work, args=(run,), name="serve", daemon=True)
-            for run in runs
+            threading.Thread(target=self._work, name="serve", daemon=True) for _ in runs
         ]
         for thread in self._threads:
             thread.start()
 
-    def submit(self, job: Job) -> None:
-        """Queues a request.
+    def submit(self, job: Job) -> bool:
+        """Runs a request at once on this thread, where that keeps no other waiting, or queues it.
+
+        It runs here where nothing waits or runs, requests are not told to wait for others, and the last
+        pass had its shapes and was short. Waking a thread of the queue, and this one afterwards, would cost
+        0.1 to 0.3 ms.
+
+        Returns:
+            whether it ran here.
 
         Raises:
             Refused: the queue is full, or closed.
@@ -88,6 +104,12 @@ class Batcher:
         with self._changed:
             if self._closed:
                 raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the model is being unloaded")
+            run = self._claim(job)
+        if run is not None:
+            self._run(run, [job])
+            self._release(run)
+            return True
+        with self._changed:
             if len(self._heap) >= self._most:
                 self._statistics.rejected += 1
                 raise Refused(
@@ -96,11 +118,38 @@ class Batcher:
             # Priority 0 is the usual one, behind those that a client has named.
             heapq.heappush(self._heap, (job.priority or 2**62, next(self._order), job))
             self._changed.notify()
+        return False
+
+    def _claim(self, job: Job) -> Callable[[Arrays], Arrays] | None:
+        """Returns what runs a request at once; None: it is to be queued."""
+        if self._handed_over:
+            self._handed_over -= 1
+            return None
+        shapes, seconds = self._last
+        alone = not self._heap and not self.running and not self._delay_s
+        if not alone or seconds > SHORT_S or shapes != _shapes(job.inputs):
+            return None
+        return self._free.pop()
+
+    def _release(self, run: Callable[[Arrays], Arrays]) -> None:
+        with self._changed:
+            self._free.append(run)
+            if self._heap or self._closed:
+                self._changed.notify_all()
+
+    def delayed(self) -> None:
+        """Hands the next requests over: others came while one ran on the thread that brought it."""
+        self._handed_over = HANDED_OVER
 
     @property
     def waiting(self) -> int:
         """Requests that wait."""
         return len(self._heap)
+
+    @property
+    def running(self) -> int:
+        """Passes that run now."""
+        return self._instances - len(self._free)
 
     def close(self) -> None:
         """Refuses new requests, and returns when all waiting ones are answered."""
@@ -109,19 +158,24 @@ class Batcher:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
+        with self._changed:  # a pass on the thread that brought it
+            self._changed.wait_for(lambda: not self.running)
 
-    def _work(self, run: Callable[[Arrays], Arrays]) -> None:
-        while (jobs := self._next()) is not None:
+    def _work(self) -> None:
+        while (found := self._next()) is not None:
+            run, jobs = found
             if jobs:
                 self._run(run, jobs)
+            self._release(run)
 
-    def _next(self) -> list[Job] | None:
-        """Returns the requests of the next pass; None: the queue is closed and empty."""
+    def _next(self) -> tuple[Callable[[Arrays], Arrays], list[Job]] | None:
+        """Returns the requests of the next pass and what runs it; None: the queue is closed and empty."""
         with self._changed:
-            while not self._heap:
-                if self._closed:
+            while not self._heap or not self._free:
+                if self._closed and not self._heap:
                     return None
                 self._changed.wait()
+            run = self._free.pop()
             first = heapq.heappop(self._heap)[2]
             jobs, rows = [first], first.rows
             if first.key is not None:
@@ -140,7 +194,7 @@ class Batcher:
             self._statistics.failed(now - job.arrived)
             message = f"waited {now - job.arrived:.3f} s, longer than its timeout"
             job.done(Refused(HTTPStatus.GATEWAY_TIMEOUT, message))
-        return [job for job in jobs if job not in late] if late else jobs
+        return run, [job for job in jobs if job not in late] if late else jobs
 
     def _gather(self, jobs: list[Job], rows: int) -> int:
         """Moves requests that fit from the queue to ``jobs``; returns the rows of all."""
@@ -184,6 +238,11 @@ class Batcher:
             first += job.rows
             answered.append((job, part))
         rows = sum(job.rows for job in jobs)
+        self._last = _shapes(inputs), ran - ready
         self._statistics.ran(jobs, rows, start, ready, ran, perf_counter())
         for job, part in answered:
             job.done(part)
+
+
+def _shapes(inputs: Arrays) -> list[tuple[tuple[int, ...], np.dtype]]:
+    return [(array.shape, array.dtype) for array in inputs.values()]

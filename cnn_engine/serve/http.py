@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import threading
 import zlib
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
 
@@ -32,6 +34,9 @@ JSON_LENGTH = "inference-header-content-length"
 #: Bytes of JSON from which it is read on another thread, so that other requests are answered meanwhile.
 LONG_JSON = 1 << 17
 
+#: Bytes of JSON up to which what it says is remembered.
+SHORT_JSON = 1 << 10
+
 
 @dataclass
 class Served:
@@ -40,12 +45,21 @@ class Served:
     Attributes:
         largest: bytes of a request at most.
         upload_s: seconds in which a request's body must have come.
+        turns: times that a request for tensors came by another connection than the one before.
     """
 
     models: Repository
     regions: Regions
     largest: int = 64 << 20
     upload_s: float = 30.0
+    turns: int = 0
+    _connection: object = None
+
+    def arrived(self, connection: object) -> None:
+        """Notes that a request for tensors has come; None: nobody knows by which connection."""
+        if connection is None or connection != self._connection:
+            self.turns += 1
+            self._connection = connection
 
 
 async def infer(
@@ -57,7 +71,7 @@ async def infer(
         Refused: the request is at fault, or the queue is full.
         InputError: the network does not take it.
     """
-    loop = asyncio.get_running_loop()
+    loop, here = asyncio.get_running_loop(), threading.get_ident()
     answer: asyncio.Future[Any] = loop.create_future()
 
     def deliver(found: Any) -> None:
@@ -65,15 +79,24 @@ async def infer(
             answer.set_result(found)
 
     def done(found: Any) -> None:
-        try:
-            loop.call_soon_threadsafe(deliver, found)
-        except RuntimeError:  # the server has ended
+        if threading.get_ident() == here:
+            deliver(found)
             return
+        with suppress(RuntimeError):  # the server has ended
+            loop.call_soon_threadsafe(deliver, found)
 
-    model.submit(request, done)
+    turns = served.turns
+
+    def look_back() -> None:
+        if served.turns != turns:  # another client's request had to wait
+            model.delayed()
+
+    if model.submit(request, done):
+        loop.call_soon(loop.call_soon, look_back)  # when sockets have been looked at
     found = await answer
     if isinstance(found, BaseException):
         raise found
+    request.check_mapped()
     return protocol.answers(request, found, model.labels, served.regions)
 
 
@@ -121,13 +144,14 @@ def application(served: Served) -> Starlette:
         return {"model_stats": [m.statistics.described(m.name, m.version) for m in found]}
 
     async def model_infer(request: HttpRequest) -> Response:
+        served.arrived(request.scope["client"])
         model = model_of(request)
         json_length, body = await _body(request, served)
-        json = body[:json_length]
+        parts = body[:json_length], body[json_length:], regions, model.reads_in_place
         if json_length > LONG_JSON:
-            asked = await asyncio.to_thread(_asked, json, body[json_length:], regions)
+            asked = await asyncio.to_thread(_asked, *parts)
         else:
-            asked = _asked(json, body[json_length:], regions)
+            asked = _asked(*parts)
         return _answered(model, asked, await infer(served, model, asked))
 
     async def index(request: HttpRequest) -> Any:
@@ -245,7 +269,7 @@ class ReadToTheEnd:
             starts = message["type"] == "http.response.start"
             if starts and message["status"] != HTTPStatus.REQUEST_TIMEOUT:
                 while more and (left := end - clock()) > 0:
-                    with contextlib.suppress(asyncio.TimeoutError):
+                    with suppress(asyncio.TimeoutError):
                         await asyncio.wait_for(reading(), left)
             await send(message)
 
@@ -271,24 +295,19 @@ async def _body(request: HttpRequest, served: Served) -> tuple[int, memoryview]:
     pad = -(json_length or 0) % 64
     # Without its length, a body grows as it comes.
     room: Any = bytearray(pad) if length is None else memoryview(np.empty(pad + length, np.uint8))
-    filled, end = pad, asyncio.get_running_loop().time() + served.upload_s
-    message = await request.receive()
-    while True:
-        if message["type"] == "http.disconnect":
-            raise Refused(HTTPStatus.BAD_REQUEST, "the client went before its request had come")
-        part = message.get("body", b"")
-        if filled + len(part) - pad > (served.largest if length is None else length):
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _too_large(served.largest))
-        room[filled : filled + len(part)] = part
-        filled += len(part)
-        if not message.get("more_body"):
-            break
-        try:
-            left = end - asyncio.get_running_loop().time()
-            message = await asyncio.wait_for(request.receive(), left)
-        except asyncio.TimeoutError:
-            wanted = f"the request in {served.upload_s:g} s"
-            raise Refused(HTTPStatus.REQUEST_TIMEOUT, f"expected {wanted}, found a part") from None
+    filled = pad
+    with _deadline(served.upload_s):
+        while True:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise Refused(HTTPStatus.BAD_REQUEST, "the client went before its request had come")
+            part = message.get("body", b"")
+            if filled + len(part) - pad > (served.largest if length is None else length):
+                raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _too_large(served.largest))
+            room[filled : filled + len(part)] = part
+            filled += len(part)
+            if not message.get("more_body"):
+                break
     body = memoryview(room)[pad:filled]
     if encoding != "identity":
         body = memoryview(await asyncio.to_thread(_unpacked, body, served.largest))
@@ -297,6 +316,33 @@ async def _body(request: HttpRequest, served: Served) -> tuple[int, memoryview]:
     if json_length > len(body):
         raise invalid("Inference-Header-Content-Length", f"at most {len(body)}", json_length)
     return json_length, body
+
+
+@contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """Refuses a request of the current task that has not come after so long.
+
+    It is ``asyncio.timeout`` of Python 3.11; ``wait_for`` would make a task for each part.
+    """
+    task, late = asyncio.current_task(), False
+
+    def expire() -> None:
+        nonlocal late
+        late = True
+        task.cancel()
+
+    timer = asyncio.get_running_loop().call_later(seconds, expire)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not late:
+            raise
+        if hasattr(task, "uncancel"):  # from Python 3.11 on
+            task.uncancel()
+        message = f"expected the request in {seconds:g} s, found a part"
+        raise Refused(HTTPStatus.REQUEST_TIMEOUT, message) from None
+    finally:
+        timer.cancel()
 
 
 def _length(text: str | None, name: str, largest: int) -> int | None:
@@ -334,7 +380,7 @@ async def _object(request: HttpRequest, served: Served) -> dict[str, Any]:
     return _parsed(body) if len(body) else {}
 
 
-def _parsed(json: memoryview) -> dict[str, Any]:
+def _parsed(json: bytes | memoryview) -> dict[str, Any]:
     try:
         found = orjson.loads(json)
     except orjson.JSONDecodeError as error:
@@ -344,39 +390,54 @@ def _parsed(json: memoryview) -> dict[str, Any]:
     return found
 
 
-def _asked(json: memoryview, tensors: memoryview, regions: Regions) -> protocol.Request:
-    """Returns the request of a body.
+@dataclass(frozen=True)
+class _Input:
+    """An input as the JSON of a request describes it.
+
+    Attributes:
+        part: where it is in shared memory; None: not there.
+        size: its bytes behind the JSON; None: not there.
+        data: its numbers, where it is in neither.
+    """
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    part: protocol.SharedPart | None
+    size: int | None
+    data: Any
+
+
+@dataclass(frozen=True)
+class _Header:
+    """What the JSON of a request says."""
+
+    inputs: tuple[_Input, ...]
+    request: protocol.Request  # without tensors
+
+
+def _header(json: bytes | memoryview) -> _Header:
+    """Returns what the JSON of a request says.
 
     Raises:
         Refused: it is at fault.
     """
     found = _parsed(json)
     parameters = _parameters("parameters", found)
-    inputs: dict[str, np.ndarray] = {}
-    used = 0
+    inputs: list[_Input] = []
     for one in _objects("inputs", found):
         name = one.get("name")
-        if not isinstance(name, str) or name in inputs:
+        if not isinstance(name, str) or any(name == other.name for other in inputs):
             raise invalid("inputs: name", "a text, each once", repr(name)[:80])
         settings = _parameters(name, one)
         dtype = protocol.dtype_of(name, one.get("datatype"))
         shape = protocol.shape_of(name, one.get("shape"))
         part = protocol.shared_part(name, settings)
-        size = settings.get("binary_data_size")
-        if part is not None:
-            data = regions.read(part.region, part.offset, part.byte_size)
-            inputs[name] = protocol.from_bytes(name, dtype, shape, data)
-        elif size is not None:
-            if type(size) is not int or not 0 <= size <= len(tensors) - used:
-                raise invalid(f"{name}: binary_data_size", f"at most {len(tensors) - used}", size)
-            inputs[name] = protocol.from_bytes(name, dtype, shape, tensors[used : used + size])
-            used += size
-        else:
-            inputs[name] = protocol.from_list(name, dtype, shape, one.get("data"))
-    if used != len(tensors):
-        raise invalid("body", f"{used} bytes behind the JSON, as its inputs say", len(tensors))
+        inputs.append(
+            _Input(name, dtype, shape, part, settings.get("binary_data_size"), one.get("data"))
+        )
     binary = parameters.get("binary_data_output") is True
-    request = protocol.Request(inputs, binary=binary)
+    request = protocol.Request({}, binary=binary)
     request.outputs = [
         protocol.wanted_output(one.get("name"), _parameters("outputs", one), binary)
         for one in _objects("outputs", found)
@@ -386,6 +447,42 @@ def _asked(json: memoryview, tensors: memoryview, regions: Regions) -> protocol.
         raise invalid("id", "a text", repr(identity)[:80])
     request.id = identity
     protocol.options(request, parameters)
+    return _Header(tuple(inputs), request)
+
+
+#: Of short JSON, as it stands before tensors in bytes: a client sends the same one with every request.
+_known_header = lru_cache(maxsize=256)(_header)
+
+
+def _asked(
+    json: memoryview, tensors: memoryview, regions: Regions, in_place: bool
+) -> protocol.Request:
+    """Returns the request of a body.
+
+    Args:
+        in_place: of :func:`.protocol.shared_bytes`.
+
+    Raises:
+        Refused: it is at fault.
+    """
+    header = _known_header(bytes(json)) if len(json) <= SHORT_JSON else _header(json)
+    request = replace(header.request, inputs={}, mapped=[])
+    used = 0
+    for one in header.inputs:
+        name, size = one.name, one.size
+        if one.part is None and size is None:
+            request.inputs[name] = protocol.from_list(name, one.dtype, one.shape, one.data)
+            continue
+        if one.part is not None:
+            data = protocol.shared_bytes(request, one.part, regions, in_place)
+        elif type(size) is not int or not 0 <= size <= len(tensors) - used:
+            raise invalid(f"{name}: binary_data_size", f"at most {len(tensors) - used}", size)
+        else:
+            data = tensors[used : used + size]
+            used += size
+        request.inputs[name] = protocol.from_bytes(name, one.dtype, one.shape, data)
+    if used != len(tensors):
+        raise invalid("body", f"{used} bytes behind the JSON, as its inputs say", len(tensors))
     return request
 
 

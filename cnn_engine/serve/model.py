@@ -63,6 +63,10 @@ class ServedModel:
         name, version: as clients call it.
         source: its file, or the name of a network.
 
+    Attributes:
+        batched: whether requests may share a pass, of up to :attr:`largest` images.
+        reads_in_place: whether inputs in shared memory are read where they lie: images, on a CPU.
+
     Raises:
         InputError: the file is at fault.
         UnsupportedError: the device lacks what it needs.
@@ -81,10 +85,15 @@ class ServedModel:
             self.inputs, self.outputs = first.inputs, first.outputs
             self.platform = "cnn_engine"
             self._normalise = _normaliser(first)
+            self._takes = {value.name: self._types(value) for value in self.inputs}
             self.labels = _labels(first)
             # An engine that splits images into passes as it likes may have them put together as well.
             self.batched = self.form.in_parts and self.form.any_batch and settings.largest > 1
             self.largest = settings.largest if self.batched else 0
+            # Not what could be indices: a client may change them after they have been checked.
+            self.reads_in_place = self.form.is_of_images and all(
+                engine.device.kind == "cpu" for engine in engines
+            )
             for engine in engines:
                 _warm_up(engine, self.form)
             runs = [
@@ -113,8 +122,15 @@ class ServedModel:
         """Requests in the queue."""
         return self._batcher.waiting
 
-    def submit(self, request: Request, done: Callable[[Arrays | BaseException], None]) -> None:
-        """Queues a request; ``done`` is called with its outputs, or its exception, on another thread.
+    def delayed(self) -> None:
+        """Says that requests came while one ran on the thread that brought it."""
+        self._batcher.delayed()
+
+    def submit(self, request: Request, done: Callable[[Arrays | BaseException], None]) -> bool:
+        """Runs or queues a request; ``done`` is called with its outputs, or its exception.
+
+        Returns:
+            whether it ran on this thread: see :meth:`.Batcher.submit`.
 
         Raises:
             Refused: the request does not fit the network, or the queue is full.
@@ -130,7 +146,9 @@ class ServedModel:
         key = None
         if self.batched and 0 < rows < self.largest:
             key = tuple((name, array.shape[1:], array.dtype.char) for name, array in inputs.items())
-        self._batcher.submit(Job(inputs, rows, key, request.priority, request.timeout_s, done))
+        return self._batcher.submit(
+            Job(inputs, rows, key, request.priority, request.timeout_s, done)
+        )
 
     def _checked(self, inputs: Arrays) -> tuple[Arrays, int]:
         """Returns the inputs in the network's order and types, and their images."""
@@ -140,14 +158,15 @@ class ServedModel:
         checked: Arrays = {}
         for value in self.inputs:
             array = inputs[value.name]
-            if array.ndim != len(value.shape) or any(
-                isinstance(want, int) and want != have
-                for want, have in zip(value.shape, array.shape, strict=True)
-            ):
+            if not _fits(array.shape, value.shape):
                 raise invalid(
                     f"{self.name}: {value.name}", f"shape {_shown(value.shape)}", list(array.shape)
                 )
-            self._check_type(value, array.dtype.name)
+            if array.dtype not in self._takes[value.name]:
+                names = sorted(dtype.name for dtype in self._takes[value.name])
+                wanted = " or ".join(DATATYPES[name] for name in names)
+                found = DATATYPES.get(array.dtype.name, array.dtype)
+                raise invalid(f"{self.name}: {value.name}", wanted, found)
             checked[value.name] = array
         rows = {len(array) for name, array in checked.items() if name in self.form.rows}
         if len(rows) > 1:
@@ -155,13 +174,12 @@ class ServedModel:
             raise invalid(f"{self.name}: inputs", "as many images in each", found)
         return checked, rows.pop() if rows else 1
 
-    def _check_type(self, value: Any, dtype: str) -> None:
+    def _types(self, value: Any) -> frozenset[np.dtype]:
+        """Returns the types that an input may have."""
         takes = {value.dtype, "float32", "uint8"} if self.form.normalises else {value.dtype}
         if self._normalise is not None:
             takes.add("uint8")
-        if dtype not in takes:
-            wanted = " or ".join(DATATYPES[one] for one in sorted(takes))
-            raise invalid(f"{self.name}: {value.name}", wanted, DATATYPES.get(dtype, dtype))
+        return frozenset(map(np.dtype, takes))
 
     # ---- what clients ask about a model ----
 
@@ -194,6 +212,13 @@ class ServedModel:
             "input": [described(value) for value in self.inputs],
             "output": [described(value) for value in self.outputs],
         }
+
+
+def _fits(shape: tuple[int, ...], wanted: Sequence[Any]) -> bool:
+    """Whether a tensor has the shape; dimensions that are no numbers are open."""
+    return len(shape) == len(wanted) and not any(
+        isinstance(want, int) and have != want for have, want in zip(shape, wanted, strict=True)
+    )
 
 
 def _shown(shape: Sequence[Any]) -> str:

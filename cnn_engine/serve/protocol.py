@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from .._cpu import FileMapping
 from .errors import Refused, invalid
 from .shared_memory import Regions
 
@@ -30,6 +31,8 @@ DTYPES = {
     "FP16": "float16", "FP32": "float32", "FP64": "float64",
 }  # fmt: skip
 DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items()}
+_DTYPES = {datatype: np.dtype(dtype) for datatype, dtype in DTYPES.items()}
+_DATATYPES = {dtype: datatype for datatype, dtype in _DTYPES.items()}
 
 #: Dimensions that a tensor may have.
 MOST_DIMENSIONS = 16
@@ -70,6 +73,7 @@ class Request:
         binary: whether outputs follow the JSON as bytes unless each says otherwise; of HTTP.
         priority: 0 is the model's usual one, 1 the most urgent; of equal ones the oldest goes first.
         timeout_s: seconds after which it is answered with an error if it still waits; 0: never.
+        mapped: regions and their mappings, of inputs that are read where they lie.
     """
 
     inputs: dict[str, np.ndarray]
@@ -78,6 +82,13 @@ class Request:
     binary: bool = False
     priority: int = 0
     timeout_s: float = 0.0
+    mapped: list[tuple[str, FileMapping]] = field(default_factory=list)
+
+    def check_mapped(self) -> None:
+        """Raises Refused where a region was cut while the network read it."""
+        for name, mapping in self.mapped:
+            if mapping.was_cut:
+                raise invalid(f"shared memory region {name}", "the inputs", "less: it was cut")
 
 
 @dataclass
@@ -97,10 +108,10 @@ def dtype_of(name: str, datatype: Any) -> np.dtype:
     Raises:
         Refused: it is none that networks have.
     """
-    found = DTYPES.get(datatype) if isinstance(datatype, str) else None
+    found = _DTYPES.get(datatype) if isinstance(datatype, str) else None
     if found is None:
         raise invalid(f"{name}: datatype", f"one of {', '.join(DTYPES)}", repr(datatype))
-    return np.dtype(found)
+    return found
 
 
 def shape_of(name: str, shape: Any) -> tuple[int, ...]:
@@ -137,8 +148,26 @@ def from_bytes(name: str, dtype: np.dtype, shape: tuple[int, ...], data: Any) ->
     if len(data) != nbytes_of(dtype, shape):
         wanted = f"{nbytes_of(dtype, shape)} bytes for {dtype} {list(shape)}"
         raise invalid(name, wanted, len(data))
-    found = np.frombuffer(data, np.uint8).view(dtype) if len(data) else np.empty(0, dtype)
-    return np.require(found, requirements=["C", "A"]).reshape(shape)
+    found = np.frombuffer(data, dtype) if len(data) else np.empty(0, dtype)
+    return (found if found.flags.aligned else found.copy()).reshape(shape)
+
+
+def shared_bytes(
+    request: Request, part: SharedPart, regions: Regions, in_place: bool
+) -> np.ndarray:
+    """Returns the bytes of an input in shared memory, uint8 [N].
+
+    Args:
+        in_place: whether they are read where they lie, which ``request`` notes; else they are copied.
+
+    Raises:
+        Refused: the region is not registered, or does not hold them.
+    """
+    if not in_place:
+        return regions.read(part.region, part.offset, part.byte_size)
+    data, mapping = regions.map(part.region, part.offset, part.byte_size)
+    request.mapped.append((part.region, mapping))
+    return data
 
 
 def from_list(name: str, dtype: np.dtype, shape: tuple[int, ...], data: Any) -> np.ndarray:
@@ -239,7 +268,7 @@ def answers(
         if one.classes:
             made.append(_classified(one, array, labels.get(one.name, ()), regions))
             continue
-        datatype = DATATYPES.get(array.dtype.name)
+        datatype = _DATATYPES.get(array.dtype)
         if datatype is None:
             message = f"{one.name}: the protocol has no type for {array.dtype}"
             raise Refused(HTTPStatus.NOT_IMPLEMENTED, message)

@@ -141,8 +141,9 @@ class Service(services.GRPCInferenceServiceServicer):
             yield answer
 
     async def _infer(self, message: Any) -> Any:
+        self._served.arrived(None)
         model = self._served.models.get(message.model_name, message.model_version)
-        request = self._asked(message)
+        request = self._asked(message, model.reads_in_place)
         answers = await infer(self._served, model, request)
         response = messages.ModelInferResponse(
             model_name=model.name, model_version=model.version, id=request.id
@@ -160,13 +161,19 @@ class Service(services.GRPCInferenceServiceServicer):
                 output.parameters["shared_memory_byte_size"].int64_param = shared.byte_size
         return response
 
-    def _asked(self, message: Any) -> protocol.Request:
+    def _asked(self, message: Any, in_place: bool) -> protocol.Request:
         """Returns the request of a message.
+
+        Args:
+            in_place: of :func:`.protocol.shared_bytes`.
 
         Raises:
             Refused: it is at fault.
         """
-        inputs: dict[str, np.ndarray] = {}
+        outputs = [protocol.wanted_output(o.name, _parameters(o), True) for o in message.outputs]
+        request = protocol.Request({}, outputs, message.id, binary=True)
+        protocol.options(request, _parameters(message))
+        inputs = request.inputs
         raw = iter(message.raw_input_contents)
         for one in message.inputs:
             if one.name in inputs:
@@ -175,7 +182,7 @@ class Service(services.GRPCInferenceServiceServicer):
             shape = protocol.shape_of(one.name, one.shape)
             part = protocol.shared_part(one.name, _parameters(one))
             if part is not None:
-                data = self._served.regions.read(part.region, part.offset, part.byte_size)
+                data = protocol.shared_bytes(request, part, self._served.regions, in_place)
                 inputs[one.name] = protocol.from_bytes(one.name, dtype, shape, data)
             elif message.raw_input_contents:
                 data = next(raw, None)
@@ -190,9 +197,6 @@ class Service(services.GRPCInferenceServiceServicer):
                 inputs[one.name] = protocol.from_list(one.name, dtype, shape, numbers)
         if next(raw, None) is not None:
             raise invalid("raw_input_contents", "bytes of each input", "more")
-        outputs = [protocol.wanted_output(o.name, _parameters(o), True) for o in message.outputs]
-        request = protocol.Request(inputs, outputs, message.id, binary=True)
-        protocol.options(request, _parameters(message))
         return request
 
 

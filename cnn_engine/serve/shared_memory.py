@@ -1,7 +1,8 @@
 """System shared memory: regions of ``/dev/shm`` where clients of this machine leave inputs and find outputs.
 
-Regions are read and written by system calls and never mapped: a client that cuts its region while the server
-reads it gets an error, where a mapping would end the server by SIGBUS.
+A client may cut its region while the server reads it. A plain mapping would end the server by SIGBUS then:
+inputs are read through :class:`cnn_engine._cpu.FileMapping`, which finds zeros and says so, or copied by a
+system call. Outputs are written by system calls.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import os
 import re
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from .. import _cpu
 from ..locks import ForkSafeLock
-from .errors import invalid, not_found
+from .errors import Refused, invalid, not_found
 
 FOLDER = "/dev/shm"
 
@@ -22,13 +24,15 @@ FOLDER = "/dev/shm"
 MOST_REGIONS = 1024
 
 
-@dataclass(frozen=True)
+@dataclass
 class Region:
     """A part of a shared memory object.
 
     Attributes:
         key: of the object, as ``shm_open`` takes it.
         offset, byte_size: of the region in the object.
+        file: the object, open.
+        mapping: of the region, from the first request that reads it on.
     """
 
     name: str
@@ -36,6 +40,7 @@ class Region:
     offset: int
     byte_size: int
     file: int
+    mapping: _cpu.FileMapping | None = field(default=None, repr=False)
 
     def described(self) -> dict[str, object]:
         """Returns the region as the protocol's status has it."""
@@ -122,8 +127,26 @@ class Regions:
             region = self._region(name, offset, nbytes)
             done = os.preadv(region.file, [room], region.offset + offset)
         if done != nbytes:
-            raise invalid(f"shared memory region {name}", f"{nbytes} bytes", f"{done}: it was cut")
+            raise _cut(name, nbytes, done)
         return room
+
+    def map(self, name: str, offset: int, nbytes: int) -> tuple[np.ndarray, _cpu.FileMapping]:
+        """Returns ``nbytes`` bytes of a region, uint8 [N], where they lie, and their mapping.
+
+        The mapping's ``was_cut`` is to be looked at once the bytes have been read.
+
+        Raises:
+            Refused: the region is not registered, or does not hold them.
+        """
+        with self._lock:
+            region = self._region(name, offset, nbytes)
+            there = os.fstat(region.file).st_size - region.offset - offset
+            if there < nbytes:
+                raise _cut(name, nbytes, max(there, 0))
+            if region.mapping is None or region.mapping.was_cut:
+                region.mapping = _cpu.FileMapping(region.file, region.offset, region.byte_size)
+            mapping = region.mapping
+        return np.frombuffer(mapping, np.uint8, nbytes, offset), mapping
 
     def write(self, name: str, offset: int, data: np.ndarray) -> None:
         """Writes ``data``, uint8 [N], into a region.
@@ -133,10 +156,9 @@ class Regions:
         """
         with self._lock:
             region = self._region(name, offset, data.nbytes)
-            if os.fstat(region.file).st_size < region.offset + offset + data.nbytes:
-                raise invalid(
-                    f"shared memory region {name}", f"{data.nbytes} bytes", "less: it was cut"
-                )
+            there = os.fstat(region.file).st_size - region.offset - offset
+            if there < data.nbytes:
+                raise _cut(name, data.nbytes, max(there, 0))
             os.pwritev(region.file, [data], region.offset + offset)
 
     def _region(self, name: str, offset: int, nbytes: int) -> Region:
@@ -147,3 +169,7 @@ class Regions:
             wanted = f"at most {region.byte_size} bytes from 0 on"
             raise invalid(f"shared memory region {name}", wanted, f"{nbytes} from {offset} on")
         return region
+
+
+def _cut(name: str, wanted: int, found: int) -> Refused:
+    return invalid(f"shared memory region {name}", f"{wanted} bytes", f"{found}: it was cut")

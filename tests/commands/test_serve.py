@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -27,10 +26,6 @@ grpc = pytest.importorskip("tritonclient.grpc")
 pytest.importorskip("uvicorn")
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 from tritonclient.utils import InferenceServerException  # noqa: E402
-
-from cnn_engine.serve.batching import Batcher, Job  # noqa: E402
-from cnn_engine.serve.errors import Refused  # noqa: E402
-from cnn_engine.serve.statistics import Statistics  # noqa: E402
 
 IMAGE = (3, 9, 7)
 
@@ -277,9 +272,17 @@ def test_tensors_in_shared_memory(server, engine, library):
         client.infer("small", [tensor], outputs=[output])
         found = np.fromfile(shared.path, np.float32, 10, offset=4096).reshape(2, 5)
         np.testing.assert_array_equal(found, engine.predict(given))
-        os.truncate(shared.path, 100)  # a client may cut its region at any time
+        os.truncate(shared.path, 100)  # a client may cut its region at any time, and write it anew
         with pytest.raises(InferenceServerException, match="it was cut"):
             client.infer("small", [tensor], outputs=[output])
+        with open(shared.path, "r+b") as file:
+            file.truncate(8192)
+            file.seek(64)
+            file.write((given + 1).tobytes())
+        client.infer("small", [tensor], outputs=[output])
+        found = np.fromfile(shared.path, np.float32, 10, offset=4096).reshape(2, 5)
+        np.testing.assert_array_equal(found, engine.predict(given + 1))
+        os.truncate(shared.path, 100)
         for key, size in (("/../etc/passwd", 1), ("/none", 1), (shared.key, 101)):
             with pytest.raises(InferenceServerException, match="expected"):
                 client.register_system_shared_memory("other", key, size)
@@ -373,16 +376,14 @@ def test_wrong_headers_paths_and_packed_bodies(server):
     assert server.post("/v2/repository/models/small/load", upload)[0] == 400
 
 
-def test_a_client_that_sends_slowly_is_refused_and_others_are_not_kept(server):
+@pytest.mark.parametrize("part", [b"", b"{"])
+def test_a_client_that_sends_slowly_is_refused_and_others_are_not_kept(server, part):
     with socket.create_connection(("127.0.0.1", server.port)) as slow:
         slow.sendall(
-            b"POST /v2/models/small/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{"
+            b"POST /v2/models/small/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n" + part
         )
         assert server.http().is_server_live()
-        slow.setblocking(False)
-        with pytest.raises(BlockingIOError):  # the others were answered first
-            slow.recv(1)
-        slow.settimeout(30)
+        slow.settimeout(60)
         assert b" 408 " in slow.recv(100)
 
 
@@ -462,104 +463,3 @@ def test_command_line_errors_are_one_line(tmp_path, capsys):
             assert main([*words[:1], "--http-port=0", "--grpc-port=0", *words[1:]]) == 2, words
             said = capsys.readouterr().err.splitlines()
             assert said[-1].startswith("error: "), said
-
-
-# ---- the queue ----
-
-
-class Slow:
-    """A network that waits until it is told to go on, and notes what it ran."""
-
-    def __init__(self):
-        self.go, self.passes = threading.Event(), []
-
-    def __call__(self, inputs):
-        self.go.wait(60)
-        self.passes.append([float(v) for v in inputs["x"][:, 0]])
-        if -1 in inputs["x"]:
-            raise cnn_engine.InputError("x: expected at least 0, found -1")
-        return {"y": inputs["x"] * 2}
-
-
-def job(value, rows=1, key="k", **options):
-    answer = []
-    settings = {"priority": 0, "timeout_s": 0.0, **options}
-    made = Job(
-        {"x": np.full((rows, 1), value, np.float32)}, rows, key, done=answer.append, **settings
-    )
-    return made, answer
-
-
-@pytest.fixture
-def queue():
-    slow, statistics = Slow(), Statistics()
-    batcher = Batcher([slow], 4, 0.0, 6, statistics)
-    yield slow, batcher, statistics
-    slow.go.set()
-    batcher.close()
-
-
-def _all(batcher, slow, jobs):
-    """Queues jobs behind one that holds the only thread; returns what each was answered."""
-    first, _ = job(100.0, key=None)
-    batcher.submit(first)
-    while batcher.waiting:
-        time.sleep(0.001)
-    for one, _ in jobs:
-        batcher.submit(one)
-    slow.go.set()
-    batcher.close()
-    return [answer for _, answer in jobs]
-
-
-def test_the_most_urgent_goes_first_and_passes_are_filled(queue):
-    slow, batcher, _ = queue
-    jobs = [
-        job(0.0),
-        job(1.0, priority=2),
-        job(2.0, key="other"),
-        job(3.0, rows=2),
-        job(4.0, priority=1),
-    ]
-    found = _all(batcher, slow, jobs)
-    assert slow.passes == [[100.0], [4.0, 1.0, 0.0], [2.0], [3.0, 3.0]]
-    for (one, _), (answer,) in zip(jobs, found, strict=True):
-        np.testing.assert_array_equal(answer["y"], one.inputs["x"] * 2)
-
-
-def test_a_wrong_request_does_not_spoil_those_beside_it(queue):
-    slow, batcher, statistics = queue
-    found = _all(batcher, slow, [job(0.0), job(-1.0), job(2.0)])
-    assert [float(found[0][0]["y"][0, 0]), float(found[2][0]["y"][0, 0])] == [0.0, 4.0]
-    assert isinstance(found[1][0], cnn_engine.InputError)
-    assert (statistics.success.count, statistics.fail.count) == (3, 1)
-
-
-def test_sizes_that_clients_choose_take_no_memory_without_end():
-    statistics = Statistics()
-    for rows in range(1, 20_000):
-        statistics.ran([], rows, 0.0, 0.0, 0.0, 0.0)
-    found = statistics.described("m", "1")["batch_stats"]
-    assert len(found) == 4096
-    assert sum(row["compute_infer"]["count"] for row in found) == statistics.executions == 19_999
-
-
-def test_late_requests_and_those_past_the_queue_are_refused(queue):
-    slow, batcher, statistics = queue
-    first, _ = job(100.0, key=None)
-    batcher.submit(first)
-    while batcher.waiting:
-        time.sleep(0.001)
-    late, answer = job(1.0, timeout_s=1e-9)
-    batcher.submit(late)
-    for _ in range(5):
-        batcher.submit(job(2.0)[0])
-    with pytest.raises(Refused, match="6 requests wait") as refused:
-        batcher.submit(job(3.0)[0])
-    assert refused.value.status == 503
-    slow.go.set()
-    batcher.close()
-    assert answer[0].status == 504
-    assert statistics.rejected == 1
-    with pytest.raises(Refused, match="unloaded"):
-        batcher.submit(job(3.0)[0])
