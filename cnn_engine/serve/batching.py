@@ -11,7 +11,7 @@ from time import perf_counter
 
 import numpy as np
 
-from .errors import Refused
+from .errors import Closed, Refused
 from .statistics import Statistics
 
 Arrays = dict[str, np.ndarray]
@@ -103,7 +103,7 @@ class Batcher:
         """
         with self._changed:
             if self._closed:
-                raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the model is being unloaded")
+                raise Closed
             run = self._claim(job)
         if run is not None:
             self._run(run, [job])

@@ -31,6 +31,13 @@ class Refused(CnnEngineError):
         self.status = status
 
 
+class Closed(Refused):
+    """A request that came to a model which takes no more: it has been unloaded or replaced."""
+
+    def __init__(self) -> None:
+        super().__init__(HTTPStatus.SERVICE_UNAVAILABLE, "the model is being unloaded")
+
+
 def invalid(name: str, wanted: object, found: object) -> Refused:
     """Returns the refusal ``<name>: expected <wanted>, found <found>``."""
     return Refused(HTTPStatus.BAD_REQUEST, f"{name}: expected {wanted}, found {found}")

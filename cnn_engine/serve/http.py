@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from . import metrics, protocol
-from .errors import Refused, invalid, not_found, refusal
+from .errors import Closed, Refused, invalid, not_found, refusal
 from .model import ServedModel
 from .repository import Repository
 from .shared_memory import Regions
@@ -64,8 +64,10 @@ class Served:
 
 async def infer(
     served: Served, model: ServedModel, request: protocol.Request
-) -> list[protocol.Answer]:
-    """Runs one request on the queue of its model; returns its outputs.
+) -> tuple[ServedModel, list[protocol.Answer]]:
+    """Runs one request on its model; returns its outputs, and the model that gave them.
+
+    That is another where the model was replaced while the request came.
 
     Raises:
         Refused: the request is at fault, or the queue is full.
@@ -85,19 +87,26 @@ async def infer(
         with suppress(RuntimeError):  # the server has ended
             loop.call_soon_threadsafe(deliver, found)
 
+    try:
+        ran_here = model.submit(request, done)
+    except Closed:
+        newer = served.models.get(model.name, "")
+        if newer is model:
+            raise
+        return await infer(served, newer, request)
     turns = served.turns
 
     def look_back() -> None:
         if served.turns != turns:  # another client's request had to wait
             model.delayed()
 
-    if model.submit(request, done):
+    if ran_here:
         loop.call_soon(loop.call_soon, look_back)  # when sockets have been looked at
     found = await answer
     if isinstance(found, BaseException):
         raise found
     request.check_mapped()
-    return protocol.answers(request, found, model.labels, served.regions)
+    return model, protocol.answers(request, found, model.labels, served.regions)
 
 
 def application(served: Served) -> Starlette:
@@ -152,7 +161,7 @@ def application(served: Served) -> Starlette:
             asked = await asyncio.to_thread(_asked, *parts)
         else:
             asked = _asked(*parts)
-        return _answered(model, asked, await infer(served, model, asked))
+        return _answered(asked, *await infer(served, model, asked))
 
     async def index(request: HttpRequest) -> Any:
         asked = await _object(request, served)
@@ -508,7 +517,7 @@ def _json(found: Any, status: int = 200) -> Response:
 
 
 def _answered(
-    model: ServedModel, request: protocol.Request, answers: list[protocol.Answer]
+    request: protocol.Request, model: ServedModel, answers: list[protocol.Answer]
 ) -> Response:
     """Returns the response of a request: JSON, and the tensors that are wanted as bytes behind it."""
     outputs, tensors = [], []

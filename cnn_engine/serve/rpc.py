@@ -144,7 +144,7 @@ class Service(services.GRPCInferenceServiceServicer):
         self._served.arrived(None)
         model = self._served.models.get(message.model_name, message.model_version)
         request = self._asked(message, model.reads_in_place)
-        answers = await infer(self._served, model, request)
+        model, answers = await infer(self._served, model, request)
         response = messages.ModelInferResponse(
             model_name=model.name, model_version=model.version, id=request.id
         )

@@ -90,7 +90,7 @@ def test_a_region_cut_during_a_pass_is_refused():
         return request
 
     def answer(request):
-        return asyncio.run(http.infer(http.Served(models, regions), model, request))
+        return asyncio.run(http.infer(http.Served(models, regions), model, request))[1]
 
     try:
         images.tofile(path)

@@ -17,6 +17,8 @@ pytest.importorskip("orjson")
 from cnn_engine.serve import batching, http, protocol
 from cnn_engine.serve.batching import Batcher, Job
 from cnn_engine.serve.errors import Refused
+from cnn_engine.serve.model import Settings
+from cnn_engine.serve.repository import Repository
 from cnn_engine.serve.statistics import Statistics
 
 
@@ -221,7 +223,7 @@ def test_another_connections_request_that_waited_is_noticed(others, wanted):
     async def serve():
         served = http.Served(None, None)
         served.arrived("a")
-        answers = await http.infer(served, Model(), protocol.Request({}))
+        _, answers = await http.infer(served, Model(), protocol.Request({}))
         assert answers == []
         for other in others:
             asyncio.get_running_loop().call_soon(served.arrived, other)
@@ -230,3 +232,19 @@ def test_another_connections_request_that_waited_is_noticed(others, wanted):
 
     asyncio.run(serve())
     assert len(delays) == wanted
+
+
+def test_a_request_for_a_model_that_is_replaced_meanwhile_is_answered():
+    models = Repository(["cifar10"], Settings(threads=1))
+    models.load("cifar10")
+    before = models.get("cifar10", "")
+    models.load("cifar10")
+    images = np.random.default_rng(0).standard_normal((2, 3, 32, 32), np.float32)
+    served, request = http.Served(models, None), protocol.Request({"images": images})
+    model, (found,) = asyncio.run(http.infer(served, before, request))
+    assert model is models.get("cifar10", "")
+    with cnn_engine.Engine("cifar10", device="cpu", threads=1) as engine:
+        np.testing.assert_array_equal(found.array, engine.predict(images))
+    models.unload("cifar10")
+    with pytest.raises(Refused, match="unloaded"):
+        asyncio.run(http.infer(served, before, request))
