@@ -16,11 +16,9 @@ from .statistics import Statistics
 
 Arrays = dict[str, np.ndarray]
 
-#: Seconds that a pass may take on the thread that brings its request: nothing else arrives there meanwhile.
-SHORT_S = 0.1
-
-#: Requests that wait for a thread of the queue after one was kept waiting by a pass on the arriving thread.
-HANDED_OVER = 64
+#: Seconds that a pass may take on the event loop, which answers nothing else meanwhile: far less than the
+#: second that a health check waits at least.
+SHORT_S = 0.02
 
 
 class Job:
@@ -81,22 +79,19 @@ class Batcher:
         self._closed = False
         self._free, self._instances = list(runs), len(runs)
         self._last: tuple[object, float] = (None, 0.0)  # shapes of the last pass, and its seconds
-        self._handed_over = 0  # requests that are still to be handed over: see delayed
         self._threads = [
             threading.Thread(target=self._work, name="serve", daemon=True) for _ in runs
         ]
         for thread in self._threads:
             thread.start()
 
-    def submit(self, job: Job) -> bool:
-        """Runs a request at once on this thread, where that keeps no other waiting, or queues it.
+    def submit(self, job: Job, here: bool = False) -> None:
+        """Queues a request, or runs it on this thread.
 
-        It runs here where nothing waits or runs, requests are not told to wait for others, and the last
-        pass had its shapes and was short. Waking a thread of the queue, and this one afterwards, would cost
-        0.1 to 0.3 ms.
-
-        Returns:
-            whether it ran here.
+        Args:
+            here: run it on this thread where nothing waits or runs, requests do not wait for others, and the
+                last pass had its shapes and took at most :data:`SHORT_S`. Waking a thread of the queue, and
+                this one afterwards, would cost 0.1 to 0.3 ms.
 
         Raises:
             Refused: the queue is full, or closed.
@@ -104,27 +99,25 @@ class Batcher:
         with self._changed:
             if self._closed:
                 raise Closed
-            run = self._claim(job)
-        if run is not None:
-            self._run(run, [job])
-            self._release(run)
-            return True
-        with self._changed:
-            if len(self._heap) >= self._most:
-                self._statistics.rejected += 1
-                raise Refused(
-                    HTTPStatus.SERVICE_UNAVAILABLE, f"{self._most} requests wait already: try again"
-                )
-            # Priority 0 is the usual one, behind those that a client has named.
-            heapq.heappush(self._heap, (job.priority or 2**62, next(self._order), job))
-            self._changed.notify()
-        return False
+            run = self._claim(job) if here else None
+            if run is None:
+                self._push(job)
+                return
+        self._run(run, [job])
+        self._release(run)
+
+    def _push(self, job: Job) -> None:
+        if len(self._heap) >= self._most:
+            self._statistics.rejected += 1
+            raise Refused(
+                HTTPStatus.SERVICE_UNAVAILABLE, f"{self._most} requests wait already: try again"
+            )
+        # Priority 0 is the usual one, behind those that a client has named.
+        heapq.heappush(self._heap, (job.priority or 2**62, next(self._order), job))
+        self._changed.notify()
 
     def _claim(self, job: Job) -> Callable[[Arrays], Arrays] | None:
         """Returns what runs a request at once; None: it is to be queued."""
-        if self._handed_over:
-            self._handed_over -= 1
-            return None
         shapes, seconds = self._last
         alone = not self._heap and not self.running and not self._delay_s
         if not alone or seconds > SHORT_S or shapes != _shapes(job.inputs):
@@ -136,10 +129,6 @@ class Batcher:
             self._free.append(run)
             if self._heap or self._closed:
                 self._changed.notify_all()
-
-    def delayed(self) -> None:
-        """Hands the next requests over: others came while one ran on the thread that brought it."""
-        self._handed_over = HANDED_OVER
 
     @property
     def waiting(self) -> int:

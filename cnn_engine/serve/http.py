@@ -37,6 +37,9 @@ LONG_JSON = 1 << 17
 #: Bytes of JSON up to which what it says is remembered.
 SHORT_JSON = 1 << 10
 
+#: Requests in a row by one connection from which on its next ones run on the event loop: nobody else waits.
+ALONE = 64
+
 
 @dataclass
 class Served:
@@ -45,21 +48,21 @@ class Served:
     Attributes:
         largest: bytes of a request at most.
         upload_s: seconds in which a request's body must have come.
-        turns: times that a request for tensors came by another connection than the one before.
+        row: requests for tensors that have come by one connection, one after the other.
     """
 
     models: Repository
     regions: Regions
     largest: int = 64 << 20
     upload_s: float = 30.0
-    turns: int = 0
+    row: int = 0
     _connection: object = None
 
     def arrived(self, connection: object) -> None:
         """Notes that a request for tensors has come; None: nobody knows by which connection."""
-        if connection is None or connection != self._connection:
-            self.turns += 1
-            self._connection = connection
+        known = connection is not None and connection == self._connection
+        self.row = self.row + 1 if known else 0
+        self._connection = connection
 
 
 async def infer(
@@ -88,20 +91,12 @@ async def infer(
             loop.call_soon_threadsafe(deliver, found)
 
     try:
-        ran_here = model.submit(request, done)
+        model.submit(request, done, here=served.row >= ALONE)
     except Closed:
         newer = served.models.get(model.name, "")
         if newer is model:
             raise
         return await infer(served, newer, request)
-    turns = served.turns
-
-    def look_back() -> None:
-        if served.turns != turns:  # another client's request had to wait
-            model.delayed()
-
-    if ran_here:
-        loop.call_soon(loop.call_soon, look_back)  # when sockets have been looked at
     found = await answer
     if isinstance(found, BaseException):
         raise found

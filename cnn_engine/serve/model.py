@@ -122,15 +122,13 @@ class ServedModel:
         """Requests in the queue."""
         return self._batcher.waiting
 
-    def delayed(self) -> None:
-        """Says that requests came while one ran on the thread that brought it."""
-        self._batcher.delayed()
+    def submit(
+        self, request: Request, done: Callable[[Arrays | BaseException], None], here: bool = False
+    ) -> None:
+        """Queues a request; ``done`` is called with its outputs, or its exception.
 
-    def submit(self, request: Request, done: Callable[[Arrays | BaseException], None]) -> bool:
-        """Runs or queues a request; ``done`` is called with its outputs, or its exception.
-
-        Returns:
-            whether it ran on this thread: see :meth:`.Batcher.submit`.
+        Args:
+            here: of :meth:`.Batcher.submit`.
 
         Raises:
             Refused: the request does not fit the network, or the queue is full.
@@ -146,9 +144,8 @@ class ServedModel:
         key = None
         if self.batched and 0 < rows < self.largest:
             key = tuple((name, array.shape[1:], array.dtype.char) for name, array in inputs.items())
-        return self._batcher.submit(
-            Job(inputs, rows, key, request.priority, request.timeout_s, done)
-        )
+        job = Job(inputs, rows, key, request.priority, request.timeout_s, done)
+        self._batcher.submit(job, here)
 
     def _checked(self, inputs: Arrays) -> tuple[Arrays, int]:
         """Returns the inputs in the network's order and types, and their images."""

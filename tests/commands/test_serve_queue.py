@@ -135,16 +135,14 @@ class Noted:
 
 
 def ask(batcher, **options):
-    """Submits a request and waits for it; returns whether it ran on this thread."""
+    """Submits a request to run here where it may, and waits for its answer."""
     ended = threading.Event()
     made, _ = job(1.0, **options)
     made.done = lambda _: ended.set()
-    here = batcher.submit(made)
-    assert ended.is_set() or not here
+    batcher.submit(made, here=True)
     assert ended.wait(60)
     while batcher.running:
         time.sleep(0.001)
-    return here
 
 
 @pytest.mark.parametrize(
@@ -156,22 +154,12 @@ def test_a_request_alone_runs_on_the_thread_that_brings_it(monkeypatch, delay_s,
     monkeypatch.setattr(batching, "SHORT_S", short_s)
     run = Noted()
     batcher = Batcher([run, run], 4, delay_s, 6, Statistics())
-    found = [ask(batcher), ask(batcher), ask(batcher, rows=2), ask(batcher, rows=2)]
+    for rows in (1, 1, 2, 2):
+        ask(batcher, rows=rows)
     batcher.close()
-    # The first of its shapes is handed over: nobody knows how long it takes.
+    # The first of its shapes is queued: nobody knows how long it takes.
+    found = [thread == threading.get_ident() for thread in run.threads]
     assert found == [False, wanted, False, wanted]
-    assert [thread == threading.get_ident() for thread in run.threads] == found
-
-
-def test_requests_are_handed_over_after_one_had_to_wait(monkeypatch):
-    monkeypatch.setattr(batching, "SHORT_S", 60.0)
-    batcher = Batcher([Noted()], 4, 0.0, 6, Statistics())
-    assert [ask(batcher), ask(batcher)] == [False, True]
-    batcher.delayed()
-    assert [ask(batcher) for _ in range(batching.HANDED_OVER + 1)] == [
-        *[False] * batching.HANDED_OVER, True,
-    ]  # fmt: skip
-    batcher.close()
 
 
 def test_a_queue_is_closed_once_a_pass_on_another_thread_has_ended(monkeypatch):
@@ -202,36 +190,43 @@ def test_a_queue_is_closed_once_a_pass_on_another_thread_has_ended(monkeypatch):
     assert log == ["pass", "closed"]
 
 
-@pytest.mark.parametrize(
-    ("others", "wanted"), [([], 0), (["a"], 0), (["b"], 1), (["b", "a"], 1), ([None], 1)]
-)
-def test_another_connections_request_that_waited_is_noticed(others, wanted):
-    """``others`` are the connections whose requests come in the next turn of the event loop."""
-    delays = []
+@pytest.mark.parametrize("clients", [1, 2])
+def test_the_event_loop_is_kept_by_a_client_alone_and_by_no_two(monkeypatch, clients):
+    """A pass of two clients ends only once the event loop goes on meanwhile."""
+    monkeypatch.setattr(batching, "SHORT_S", 60.0)
+    monkeypatch.setattr(http, "ALONE", 3)
+    here, loop, passes = threading.get_ident(), asyncio.new_event_loop(), []
+
+    def run(inputs):
+        on_loop = threading.get_ident() == here
+        passes.append(on_loop)
+        if not on_loop:
+            went_on = threading.Event()
+            loop.call_soon_threadsafe(went_on.set)
+            assert went_on.wait(60)
+        return inputs
 
     class Model:
-        def __init__(self):
-            self.labels = {}
+        labels = {}  # noqa: RUF012
+        batcher = Batcher([run], 4, 0.0, 6, Statistics())
 
-        def submit(self, _, done):
-            done({})
-            return True
-
-        def delayed(self):
-            delays.append(1)
+        def submit(self, _, done, here):
+            made, _ = job(1.0)
+            made.done = done
+            self.batcher.submit(made, here)
 
     async def serve():
-        served = http.Served(None, None)
-        served.arrived("a")
-        _, answers = await http.infer(served, Model(), protocol.Request({}))
-        assert answers == []
-        for other in others:
-            asyncio.get_running_loop().call_soon(served.arrived, other)
-        for _ in range(4):
-            await asyncio.sleep(0)
+        served, model = http.Served(None, None), Model()
+        for number in range(12):
+            served.arrived(number % clients)
+            await http.infer(served, model, protocol.Request({}))
+            while model.batcher.running:
+                await asyncio.sleep(0)
 
-    asyncio.run(serve())
-    assert len(delays) == wanted
+    loop.run_until_complete(serve())
+    loop.close()
+    Model.batcher.close()
+    assert passes == [False] * 3 + [clients == 1] * 9
 
 
 def test_a_request_for_a_model_that_is_replaced_meanwhile_is_answered():
