@@ -438,11 +438,18 @@ def run(main: Callable[[list[str] | None], int], arguments: list[str] | None) ->
 
     SIGTERM is answered as Ctrl-C is, so that what was measured is kept, and exits with 143.
     """
-    with interrupts.raised() as terminated:
-        code = _exit_code(main, arguments)
-    if code == INTERRUPTED:  # whoever caught the signal
-        exec("")  # else Python ends by the signal in place of the code, where it came in an exec()
-    return interrupts.TERMINATED if terminated and code == INTERRUPTED else code
+    terminated: list[int] = []
+    try:
+        with interrupts.raised() as terminated:
+            code = _exit_code(main, arguments)
+    except KeyboardInterrupt:  # once more, while the first was answered
+        code = INTERRUPTED
+    if code != INTERRUPTED:
+        return code
+    exec("")  # else Python ends by the signal in place of the code, where it came in an exec()
+    code = interrupts.TERMINATED if terminated else code
+    interrupts.leave_soon(code)
+    return code
 
 
 def _exit_code(main: Callable[[list[str] | None], int], arguments: list[str] | None) -> int:
