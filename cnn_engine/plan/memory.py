@@ -314,16 +314,18 @@ class _Sharing:
 
     def _lengthens(self, held: _Storage, *parts: _Storage) -> bool:
         """Has parts end and what is to hold them last as long; returns whether there is room."""
-        first = min(held.first, *(part.first for part in parts))
-        last = max(held.last, *(part.last for part in parts))
+        first, last = held.first, held.last
         at, own = self.alive[held.arena], _aligned(held.nbytes)
-        for part in parts:
-            at[part.first : part.last + 1] -= _aligned(part.nbytes)
+        spans = [(at[part.first : part.last + 1], _aligned(part.nbytes)) for part in parts]
+        for part, (span, nbytes) in zip(parts, spans, strict=True):
+            first, last = min(first, part.first), max(last, part.last)
+            span -= nbytes
         longer = at[first : held.first], at[held.last + 1 : last + 1]
-        if max(span.max(initial=0) for span in longer) + own > self.limits[held.arena]:
-            for part in parts:
-                at[part.first : part.last + 1] += _aligned(part.nbytes)
-            return False
+        for span in longer:
+            if span.max(initial=0) + own > self.limits[held.arena]:
+                for taken, nbytes in spans:
+                    taken += nbytes
+                return False
         for span in longer:
             span += own
         held.first, held.last = first, last
@@ -444,6 +446,7 @@ class _Sharing:
             offset = base
             step = planner.steps[node.name]
             first_place: dict[str, int] = {}
+            refused: dict[str, tuple[int, Region]] = {}  # storage -> its first byte, its region
             for place, name in enumerate(node.inputs):
                 first_place.setdefault(name, place)
                 value = graph.values[name]
@@ -459,6 +462,7 @@ class _Sharing:
                 fits = (
                     part is not None
                     and source != target
+                    and source not in refused
                     and part.arena == arena
                     and inside == 0
                     and part.nbytes == (rows * columns * item if in_rows else value.nbytes)
@@ -470,9 +474,23 @@ class _Sharing:
                     and all(write <= step for _, write in part.written)
                     and all(write > part.last for write in held.written.meeting(region))
                 )
-                if fits and (held.arena is None or self._lengthens(held, part)):
-                    self._share(source, target, offset, region, pitch if in_rows else 0)
+                wide = pitch if in_rows else 0
+                if fits and not self._put({source: (offset, region)}, target, wide):
+                    refused[source] = offset, region
                 offset += value.shape[-1] * item if in_rows else value.nbytes
+            # Parts that are alive together take no more in one piece, though each by itself does.
+            if refused:
+                self._put(refused, target, pitch if in_rows else 0)
+
+    def _put(self, parts: dict[str, tuple[int, Region]], target: str, pitch: int) -> bool:
+        """Has all of some storages lie in another, if its memory has room; returns whether they do."""
+        storages = self.planner.storages
+        held = storages[target]
+        if held.arena is not None and not self._lengthens(held, *map(storages.get, parts)):
+            return False
+        for source, (offset, region) in parts.items():
+            self._share(source, target, offset, region, pitch)
+        return True
 
     def _side_by_side(self, names: Sequence[str | None], source: str) -> int:
         """Returns the columns of the first of ``names`` that lie in ``source``, one after another."""

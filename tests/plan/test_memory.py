@@ -143,6 +143,16 @@ def test_parts_of_a_concatenation_are_written_in_place(batch):
     assert [found.pitches[name] for name in parts] == [3 * 16] * 3
 
 
+def test_parts_that_fit_only_together_are_written_in_place():
+    """Beside a larger image, room for all of a concatenation is there once none of its parts is apart."""
+    b = graphs.Builder((1, 3, 16, 16))
+    x = b.relu(b.conv("images", 64))
+    parts = [b.relu(b.conv(x, 16, kernel, stride=2)) for kernel in (1, 3, 5)]
+    b.relu(b.add(Concat(1), *parts))
+    found = plan_of(b.graph())
+    assert len({found.storage.get(name, (name, 0))[0] for name in parts}) == 1
+
+
 @pytest.mark.parametrize(
     ("width", "arena", "joined"), [(18, "cpu", 1), (18, "cuda", 0), (20, "cuda", 1)]
 )
