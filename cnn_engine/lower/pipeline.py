@@ -32,7 +32,7 @@ from ..graph.passes.fuse.patterns import (
 from ..graph.passes.fuse.regions import Finder, WhyNot
 from ..kernels import why_not_fuse
 from ..kernels.cuda.depthwise_means import box_of_means
-from ..kernels.cuda.requirements import TENSOR_CORES
+from ..kernels.cuda.requirements import TENSOR_CORES, WGMMA
 from . import reduced_precision
 
 
@@ -241,6 +241,11 @@ def _images(kind: str) -> Callable[[Setting], bool]:
     return lambda setting: setting.channels_last and setting.device.kind == kind
 
 
+def _on_tensor_cores(setting: Setting) -> bool:
+    on_cuda = setting.channels_last and setting.on_cuda
+    return on_cuda and TENSOR_CORES.met_by(setting.device.target)
+
+
 def _images_in_16_bits(setting: Setting) -> bool:
     return setting.channels_last and setting.stores_16_bits
 
@@ -272,6 +277,10 @@ def _round_rows(graph: Graph, setting: Setting) -> Graph:
 
 def _align_channels(graph: Graph, setting: Setting) -> Graph:
     return passes.align_channels(graph, setting.vector_width)
+
+
+def _regroup(graph: Graph, setting: Setting) -> Graph:
+    return passes.regroup(graph, setting.vector_width, WGMMA.met_by(setting.device.target))
 
 
 def _fuse_prologues(graph: Graph, setting: Setting) -> Graph:
@@ -393,9 +402,9 @@ PIPELINE: tuple[Pass | Repeated, ...] = (
     ),
     _pass(
         passes.convolve_phases, "tensor cores run convolutions, and none that are transposed",
-        lambda setting: _images("cuda")(setting) and TENSOR_CORES.met_by(setting.device.target),
-        most=MOST_ON_CUDA, least_flops=LEAST_FLOPS_ON_CUDA,
+        _on_tensor_cores, most=MOST_ON_CUDA, least_flops=LEAST_FLOPS_ON_CUDA,
     ),
+    Pass("regroup", _regroup, "tensor cores multiply whole tiles", _on_tensor_cores),
     LAY_OUT_ON_CPU,
     LAY_OUT_ON_CUDA,
     _pass(

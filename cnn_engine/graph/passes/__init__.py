@@ -18,6 +18,7 @@ from .canonical.batch_norm import fold_affine_after, fold_affine_before
 from .canonical.concatenations import nest_concatenations
 from .canonical.constants import drop_unused, fold_constants, share_constants
 from .canonical.convolutions import convolve_phases, lower_convolutions
+from .canonical.groups import regroup
 from .canonical.identities import drop_identities, merge_shapes, reshape_ones
 from .canonical.padding import fold_padding
 from .canonical.parallel import merge_parallel
@@ -69,6 +70,7 @@ __all__ = [
     "lower_convolutions",
     "pool_before_convolutions",
     "recognise_activations",
+    "regroup",
     "reshape_ones",
     "set_compute_dtype",
     "fuse_excite_scales",
