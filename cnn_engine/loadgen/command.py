@@ -73,6 +73,10 @@ def parser() -> cli.ArgumentParser:
         metavar="HOST:PORT/MODEL",
         help="what server asks: gRPC of cnn-engine serve, or of Triton",
     )
+    p.add_argument(
+        "--clients", type=cli.whole_number(1, 4096), default=1, metavar="N",
+        help="connections to the server, each with one request under way, in Server (default: 1)",
+    )  # fmt: skip
     length = p.add_mutually_exclusive_group()
     length.add_argument(
         "--duration", type=cli.number(0.1, 86400), default=60.0, metavar="S",
@@ -215,14 +219,17 @@ class Run:
             self._loadgen, scenario, accuracy, duration, rate, target, options.latency / 1e3
         )
         folder = Path(options.output) / scenario / name
-        workers = 1 if scenario == "Server" else 0
+        clients = options.clients if name == "server" else 1
+        workers = clients if scenario == "Server" else 0
         found = harness.test(self._loadgen, run, self._images, settings, batch, workers, folder)
         row = {
             "scenario": scenario, "contestant": contestant.name, "version": contestant.version,
             "mode": options.mode, "batch": batch, "logs": str(folder), **found,
         }  # fmt: skip
         if scenario == "Server":
-            row |= {"target_qps": target, "latency_bound_s": options.latency / 1e3}
+            row |= {
+                "target_qps": target, "latency_bound_s": options.latency / 1e3, "clients": clients,
+            }  # fmt: skip
         if accuracy:
             row["accuracy"] = self._accuracy(folder)
         self.rows.append(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -95,14 +96,18 @@ def torch(model: Any, options: Any) -> Contestant:
 
 
 def server(model: Any, options: Any) -> Contestant:
-    """Returns a server of the Open Inference Protocol, such as ``cnn-engine serve``, asked over gRPC."""
+    """Returns a server of the Open Inference Protocol, such as ``cnn-engine serve``, asked over gRPC.
+
+    Each thread has a connection of its own.
+    """
     client = _library("tritonclient.grpc", "tritonclient[grpc]")
     if options.address is None:
         raise expected("--contestant", "--address HOST:PORT/MODEL beside server", "none")
     where, _, name = options.address.partition("/")
+    first = client.InferenceServerClient(where)
+    opened, mine = [first], threading.local()
     try:
-        found = client.InferenceServerClient(where)
-        metadata = found.get_model_metadata(name)
+        metadata = first.get_model_metadata(name)
     except client.InferenceServerException as error:
         raise InputError(
             f"--address: expected a server at {options.address}, found: {error}"
@@ -110,11 +115,18 @@ def server(model: Any, options: Any) -> Contestant:
     tensor, output = metadata.inputs[0], metadata.outputs[0].name
 
     def run(images: np.ndarray) -> np.ndarray:
+        if not hasattr(mine, "client"):
+            mine.client = client.InferenceServerClient(where)
+            opened.append(mine.client)
         asked = client.InferInput(tensor.name, images.shape, tensor.datatype)
         asked.set_data_from_numpy(images)
-        return found.infer(name, [asked]).as_numpy(output)
+        return mine.client.infer(name, [asked]).as_numpy(output)
 
-    return Contestant(f"server {where}", "", run, found.close)
+    def close() -> None:
+        for one in opened:
+            one.close()
+
+    return Contestant(f"server {where}", "", run, close)
 
 
 MAKERS = {

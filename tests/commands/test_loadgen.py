@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -149,6 +151,7 @@ def test_wrong_options_are_one_line(tmp_path, capsys):
         ["--contestant=onnxruntime"],
         ["--contestant=torch"],
         ["--contestant=server"],
+        ["--clients=0"],
         ["--contestant=server", "--address=127.0.0.1:1/none"],
         ["--scenario=None"],
         ["--model=none.onnx"],
@@ -184,3 +187,69 @@ def test_ctrl_c_ends_it_and_keeps_what_was_measured(tmp_path):
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert [row["scenario"] for row in json.loads(result.read_text())["runs"]] == ["SingleStream"]
+
+
+def test_clients_of_a_server_have_requests_under_way_at_once():
+    """Each waits until all have asked, which one alone would do for ever."""
+    together, done = threading.Barrier(3), []
+
+    def run(images):
+        together.wait(timeout=60)
+        return images.reshape(len(images), -1)
+
+    stand_in = SimpleNamespace(
+        QuerySampleResponse=lambda *one: one, QuerySamplesComplete=done.append
+    )
+    images = np.zeros((3, 1, 1, 1), np.float32)
+    system = harness.System(stand_in, run, images, batch=1, keeps=False, workers=3)
+    for index in range(3):
+        system.issue([SimpleNamespace(id=index, index=index)])
+    system.close()
+    assert system.error is None
+    assert sorted(response[0][0] for response in done) == [0, 1, 2]
+
+
+def test_each_thread_has_a_connection_to_the_server(monkeypatch):
+    opened = []
+
+    class Client:
+        def __init__(self, where):
+            self.used, self.closed = set(), False
+            opened.append(self)
+
+        def get_model_metadata(self, name):
+            tensor = SimpleNamespace(name="x", datatype="FP32")
+            return SimpleNamespace(inputs=[tensor], outputs=[tensor])
+
+        def infer(self, name, inputs):
+            self.used.add(threading.get_ident())
+            return SimpleNamespace(as_numpy=lambda output: np.zeros((1, 2), np.float32))
+
+        def close(self):
+            self.closed = True
+
+    library = SimpleNamespace(
+        InferenceServerClient=Client, InferenceServerException=RuntimeError,
+        InferInput=lambda *_: SimpleNamespace(set_data_from_numpy=lambda images: None),
+    )  # fmt: skip
+    monkeypatch.setattr(contestants, "_library", lambda *_: library)
+    found = contestants.server(None, SimpleNamespace(address="here:1/model"))
+    images = np.zeros((1, 1, 1, 1), np.float32)
+    asking = [threading.Thread(target=found.run, args=(images,)) for _ in range(2)]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join()
+    found.run(images)
+    found.close()
+    assert all(len(one.used) <= 1 for one in opened)
+    assert len(opened) == 4  # of the model's description, and of three threads
+    assert all(one.closed for one in opened)
+
+
+@pytest.mark.parametrize(("scenario", "samples"), [("SingleStream", 1), ("MultiStream", 8)])
+def test_streams_have_queries_for_a_contestant_that_was_estimated_too_slow(scenario, samples):
+    """LoadGen makes them before the run, and calls one invalid that runs out of them."""
+    made = rules.settings(loadgen, scenario, False, 60, 100.0, 1.0, 0.015)
+    key = {1: "single_stream_expected_latency_ns", 8: "multi_stream_expected_latency_ns"}[samples]
+    assert getattr(made, key) <= samples / 800 * 1e9
