@@ -12,8 +12,7 @@ OFFICIAL_S = 600
 
 #: How much faster than it was a contestant may become: there are queries for it.
 SLACK = 1.5
-#: The same of streams, whose time alone ends them: a run that needs more queries is invalid, and one that leaves
-#: some is as long as it was.
+#: The same of streams, which end by time: they must not run out of queries, and last no longer for more.
 SPARE = 10.0
 
 #: Images that are held while queries are issued, at most.
