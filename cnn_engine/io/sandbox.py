@@ -92,7 +92,7 @@ def end(process: subprocess.Popen) -> None:
     # The launcher last: while it lives, what loses its parent stays below it.
     killed: set[int] = set()
     for _ in range(100):
-        below = [pid for pid in _tree(process.pid) if not _is_launcher(pid)]
+        below = members(process)
         if not below:
             break
         _kill(below)
@@ -148,6 +148,11 @@ def _tree(root: int) -> list[int]:
             child for child, parent in parents.items() if parent == pid and child not in found
         ]
     return found
+
+
+def members(process: subprocess.Popen) -> list[int]:
+    """Returns the processes of a program that was started, without those that only wait for it."""
+    return [pid for pid in _tree(process.pid) if not _is_launcher(pid)]
 
 
 def resident(root: int) -> int:

@@ -202,7 +202,8 @@ CALLS = {
     "prlimit64": (302, 261), "memfd_create": (319, 279), "memfd_secret": (447, 447),
     "shmget": (29, 194), "io_uring_setup": (425, 425), "userfaultfd": (323, 282),
     "bpf": (321, 280), "perf_event_open": (298, 241), "mount": (165, 40), "unshare": (272, 97),
-    "setns": (308, 268), "keyctl": (250, 219), "add_key": (248, 217),
+    "setpriority": (141, 140), "sched_setscheduler": (144, 119), "sched_setattr": (314, 274),
+    "ioprio_set": (251, 30), "setns": (308, 268), "keyctl": (250, 219), "add_key": (248, 217),
 }  # fmt: skip
 
 #: What even a command that starts processes, such as a compiler, may not ask.
@@ -214,7 +215,7 @@ ALWAYS = (
 #: What a kernel on trial may not ask either: it has threads, and no processes.
 ALONE = (
     *ALWAYS, "fork", "vfork", "tkill", "pidfd_open", "process_madvise", "memfd_create",
-    "memfd_secret",
+    "memfd_secret", "setpriority", "sched_setscheduler", "sched_setattr", "ioprio_set",
 )  # fmt: skip
 
 ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000

@@ -52,6 +52,27 @@ class Case:
         """The shape of ``y``."""
         return self.graph.values["y"].shape
 
+    @property
+    def images(self) -> int:
+        """Rows of ``y``, each of which depends on the same row of the inputs alone; 1 of a single number."""
+        return self.outputs[0] if self.outputs else 1
+
+    def image(
+        self, inputs: dict[str, np.ndarray], number: int
+    ) -> tuple[Case, dict[str, np.ndarray]]:
+        """Returns the case of one image (row) of a batch, and its inputs."""
+        whole = ("weight", "bias") if len(self.outputs) > 2 or self.op.kind != "matmul" else ("b",)
+        part = {
+            name: array if name in whole else array[number : number + 1]
+            for name, array in inputs.items()
+        }
+        names = CONTRACTS[self.op.kind].inputs
+        shapes = tuple(
+            part[name].shape if name in part else None
+            for name, _ in zip(names, self.shapes, strict=False)
+        )
+        return Case(self.label, self.op, shapes), part
+
     def arrays(self, generator: np.random.Generator) -> dict[str, np.ndarray]:
         """Returns fresh inputs: of normal distribution, weights scaled so that sums stay about 1."""
         found = {}

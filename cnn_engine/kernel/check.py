@@ -22,7 +22,7 @@ from ..measure.statistics import Estimate
 from ..operators.operator import Cost
 from ..target import Target
 from .cases import Case, grid
-from .expected import Series, judged, slack
+from .expected import Series, judged
 from .process import Fault, Limits
 from .sandbox import Outcome, Trial
 
@@ -142,8 +142,7 @@ def check(
                 found.sanitized.append("AddressSanitizer and UndefinedBehaviorSanitizer")
             elif time:
                 progress(f"{taken.label}, timed")
-                series = Series.make(taken, CALLS)
-                series = series.within(slack(series.first, taken, read.computes))
+                series = Series(taken, CALLS).within(read.computes)
                 found.time = statistics.quantile(trial.time(series, CALLS, BUDGET_S))
                 found.timed = taken.label
                 found.cost = taken.graph.cost_of(taken.node)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import secrets
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,10 +17,11 @@ from .process import Fault
 #: Units in the last place that a function of the C library may be off, beside the rounding of sums.
 FUNCTION_ULPS = 8 * 2.0**-23
 
-#: Bytes of the sets of inputs and outputs of a timed series; fewer sets where they would need more.
-MOST_SETS_BYTES = 384 << 20
+#: Bytes of the inputs of a timed series that are kept; others are made again from their seeds.
+MOST_KEPT_BYTES = 384 << 20
 
-#: Outputs of a timed series that are compared with the reference; which, the kernel cannot know.
+#: Timed calls that are compared with the reference in full. Of every other call one image is compared.
+#: Which calls and which images, the kernel cannot know.
 COMPARED = 3
 
 
@@ -29,22 +31,22 @@ class Wanted:
 
     Attributes:
         inputs: name -> array.
-        y: the reference, float64, or None where it is not compared.
-        allowed: the tolerance of every element, or None.
+        y: the reference, float64.
+        allowed: the tolerance of every element of ``y``, or None: not known yet.
+        image: the image that ``y`` is of, or None: of all.
     """
 
     inputs: dict[str, np.ndarray]
-    y: np.ndarray | None = None
+    y: np.ndarray
     allowed: np.ndarray | None = None
+    image: int | None = None
 
 
-def wanted(case: Case, generator: np.random.Generator, compare: bool = True) -> Wanted:
-    """Returns fresh inputs, with their reference where they are to be compared."""
-    inputs = case.arrays(generator)
-    y = None
-    if compare:
-        (y,) = reference.reference(case.graph, inputs).values()
-    return Wanted(inputs, y)
+def wanted(case: Case, inputs: dict[str, np.ndarray], image: int | None = None) -> Wanted:
+    """Returns inputs with their reference, of one image or of all."""
+    part, given = (case, inputs) if image is None else case.image(inputs, image)
+    (y,) = reference.reference(part.graph, given).values()
+    return Wanted(inputs, y, None, image)
 
 
 def slack(given: Wanted, case: Case, computes: str) -> float:
@@ -61,45 +63,51 @@ def room(allowed: float, y: np.ndarray) -> np.ndarray:
 
 def judged(case: Case, generator: np.random.Generator, computes: str) -> Wanted:
     """Returns fresh inputs with their reference and its tolerance."""
-    given = wanted(case, generator)
+    given = wanted(case, case.arrays(generator))
     return replace(given, allowed=room(slack(given, case, computes), given.y))
 
 
-@dataclass
 class Series:
-    """Fresh inputs for a series of timed calls, the same for all kernels that are ranked.
+    """Fresh inputs for the calls of one case, the same for all kernels that are ranked: none is used twice.
 
-    Attributes:
+    The first is for a check before the timed calls. They come from numbers that nobody can know beforehand.
+
+    Args:
         case: the case.
-        sets: as many as there are calls, or fewer where memory is short; some with their reference.
+        calls: that are timed; :data:`COMPARED` of them are compared in full.
     """
 
-    case: Case
-    sets: list[Wanted] = field(default_factory=list)
-
-    @property
-    def first(self) -> Wanted:
-        """A set that has its reference."""
-        return next(given for given in self.sets if given.y is not None)
-
-    def within(self, allowed: float) -> Series:
-        """Returns the same inputs with another tolerance."""
-        return Series(
-            self.case,
-            [g if g.y is None else replace(g, allowed=room(allowed, g.y)) for g in self.sets],
-        )
-
-    @staticmethod
-    def make(case: Case, calls: int) -> Series:
-        """Returns ``calls`` sets where memory allows, from numbers that nobody can know beforehand.
-
-        The tolerance is missing: :meth:`within`.
-        """
+    def __init__(self, case: Case, calls: int) -> None:
+        self.case, self.allowed = case, 0.0
+        self._seed = secrets.randbits(128)
         generator = np.random.default_rng(secrets.randbits(128))
-        nbytes = sum(v.nbytes for v in case.graph.inputs) + 4 * int(np.prod(case.outputs))
-        count = max(min(calls, MOST_SETS_BYTES // max(nbytes, 1)), 2)
-        compared = set(generator.choice(count, min(COMPARED, count), replace=False).tolist())
-        return Series(case, [wanted(case, generator, i in compared) for i in range(count)])
+        full = generator.choice(calls, min(COMPARED, calls), replace=False)
+        self._full = {0, *(1 + full).tolist()}
+        self._images = generator
+        self._made: dict[int, Wanted] = {}
+        self._kept: dict[int, dict[str, np.ndarray]] = {}
+        self._left = MOST_KEPT_BYTES // max(sum(v.nbytes for v in case.graph.inputs), 1)
+
+    def __getitem__(self, number: int) -> Wanted:
+        """Returns the inputs of a call with their reference and its tolerance."""
+        inputs = self._kept.get(number)
+        if inputs is None:
+            inputs = self.case.arrays(np.random.default_rng([self._seed, number]))
+            if len(self._kept) < self._left:
+                self._kept[number] = inputs
+        if number not in self._made:
+            image = None
+            if number not in self._full and self.case.images > 1:
+                image = int(self._images.integers(self.case.images))
+            self._made[number] = replace(wanted(self.case, inputs, image), inputs={})
+        given = self._made[number]
+        return replace(given, inputs=inputs, allowed=room(self.allowed, given.y))
+
+    def within(self, computes: str) -> Series:
+        """Returns the same inputs with the tolerance for products that are rounded to ``computes``."""
+        found = copy.copy(self)
+        found.allowed = slack(self[0], self.case, computes)
+        return found
 
 
 def judge_output(found: np.ndarray, given: Wanted, case: Case) -> float:
@@ -109,6 +117,8 @@ def judge_output(found: np.ndarray, given: Wanted, case: Case) -> float:
         Fault: it is beyond the tolerance; names the first wrong element with both values.
     """
     exact = given.y
+    if given.image is not None:
+        found = found[given.image : given.image + 1]
     difference = differences(found, exact)
     wrong = ~(difference <= given.allowed)  # NaN is wrong
     if not wrong.any():
@@ -117,8 +127,9 @@ def judge_output(found: np.ndarray, given: Wanted, case: Case) -> float:
     first = tuple(int(i) for i in standings[0])
     unwritten = found.view(np.uint32) == POISON
     value = "nothing written" if unwritten[first] else f"{found[first]:.6g}"
+    place = [first[0] + (given.image or 0), *first[1:]] if first else []
     text = (
-        f"wrong: {case.label}: y{list(first)}: expected {exact[first]:.6g}, found {value} "
+        f"wrong: {case.label}: y{place}: expected {exact[first]:.6g}, found {value} "
         f"({len(standings):,} of {found.size:,} elements differ"
     )
     if found.ndim == 4 and len(standings) < found.size:

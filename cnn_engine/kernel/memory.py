@@ -133,7 +133,7 @@ _libc.mmap.argtypes = [
     ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
 ]  # fmt: skip
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_FIXED, _NORESERVE = 0x10, 0x4000
+_FIXED, _NORESERVE, _POPULATE = 0x10, 0x4000, 0x8000
 
 
 class Guarded:
@@ -151,8 +151,8 @@ class Guarded:
             self._maps.append((outer, length))
             access = mmap.PROT_READ | (mmap.PROT_WRITE if region.writable else 0)
             self.bases[region] = self._mapped(
-                outer + PAGE, region.length, access, mmap.MAP_SHARED | _FIXED, descriptor,
-                region.offset,
+                outer + PAGE, region.length, access, mmap.MAP_SHARED | _FIXED | _POPULATE,
+                descriptor, region.offset,
             )  # fmt: skip
 
     @staticmethod

@@ -25,6 +25,7 @@ from ..io import sandbox
 from ..io.sandbox import Confinement
 from ..kernels.user import cpp, source
 from .memory import Shared
+from .witness import Account, Witness
 
 #: Bytes that a kernel may print in all.
 MOST_OUTPUT = 1 << 20
@@ -53,7 +54,7 @@ class Limits:
     """Time and memory that a kernel may use.
 
     Attributes:
-        seconds: of one case, and of each ten timed calls.
+        seconds: of one case, and of the timed calls of one request.
         memory: bytes of address space on the CPU; with sanitizers, and of CUDA's process, of resident memory.
         compile_s: seconds of the compiler.
     """
@@ -79,6 +80,8 @@ class Process:
 
     Attributes:
         layers: what confines the process: :mod:`cnn_engine.io.sandbox`.
+        untrusted: whether it is a kernel file, and none of the engine's or PyTorch's kernels.
+        account: what the last request cost by the system's account; None on a GPU.
 
     Raises:
         Fault: the kernel does not compile, or its process ended.
@@ -93,6 +96,9 @@ class Process:
         self.output = b""
         self._printed = 0
         self._buffer = b""
+        self.untrusted = _is_file(subject)
+        self._witness: Witness | None = None
+        self.account: Account | None = None
         self._closing = contextlib.ExitStack()
         try:
             with self._closing:
@@ -105,7 +111,7 @@ class Process:
         self._closing.enter_context(sandbox.guarded())
         host = device == "cpu"
         library = None
-        if host and _is_file(self.subject):  # by this process, which alone may write to the cache
+        if host and self.untrusted:  # by this process, which alone may write to the cache
             made = cpp.compile(source.read(self.subject), self.sanitize, self.limits.compile_s)
             library = cpp.file_of(made, self.sanitize)
         self.shared = Shared()
@@ -126,7 +132,7 @@ class Process:
         try:
             self.process = sandbox.start(
                 words, confinement, inherited, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, env=self._environment(),
+                stderr=subprocess.STDOUT, env=self._environment(threads),
             )  # fmt: skip
         finally:
             os.close(ask)
@@ -139,11 +145,15 @@ class Process:
             threads=threads, library=library,
         )  # fmt: skip
         self.layers: list[str] = answer["layers"]
+        if host:
+            self._witness = Witness(sandbox.members(self.process))
+            self._closing.callback(self._witness.close)
+            self._witness.stop()
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, threads: int) -> dict[str, str]:
         found = {
-            **os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path),
-            "PYTHONDONTWRITEBYTECODE": "1",
+            **os.environ, "OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1",
         }  # fmt: skip
         return {**found, **cpp.sanitizer_environment()} if self.sanitize else found
 
@@ -164,11 +174,19 @@ class Process:
                     sandbox.end(self.process)
 
     def ask(self, what: str, seconds: float, **content: Any) -> dict[str, Any]:
-        """Returns the process's answer to a request.
+        """Returns the process's answer to a request; on the CPU the process runs for that time only.
 
         Raises:
             Fault: it says what is wrong, ended, or took longer than ``seconds``.
         """
+        if self._witness is None:
+            return self._ask(what, seconds, content)
+        with self._witness.running() as found:
+            answer = self._ask(what, seconds, content)
+        (self.account,) = found
+        return answer
+
+    def _ask(self, what: str, seconds: float, content: dict[str, Any]) -> dict[str, Any]:
         number = secrets.token_hex(8)
         deadline = perf_counter() + seconds
         request = json.dumps({"do": what, "number": number, **content}).encode() + b"\n"
@@ -291,8 +309,8 @@ def _resources(launches: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 _ANSWERS: dict[str, Callable[..., dict[str, Any]]] = {
-    "open": _opened, "case": _case, "map": _nothing, "call": _nothing, "time": _times,
-    "resources": _resources,
+    "open": _opened, "case": _case, "map": _nothing, "call": _nothing, "bind_all": _nothing,
+    "time": _times, "resources": _resources,
 }  # fmt: skip
 
 _DESCRIPTORS = "/proc/self/fd/"

@@ -22,7 +22,7 @@ from ..kernels.user import CONTRACTS, source
 from ..measure import statistics
 from ..measure.statistics import Estimate
 from .cases import Case, grid, of_node
-from .expected import Series, judged, slack
+from .expected import Series, judged
 from .process import Fault, Limits
 from .sandbox import Trial
 
@@ -270,9 +270,9 @@ def rank(
     each = -(-calls // rounds)
     series = {}
     for case in cases:
-        made = Series.make(case, each)
+        made = Series(case, each)
         for kind in kinds:
-            series[case.label, kind] = made.within(slack(made.first, case, kind))
+            series[case.label, kind] = made.within(kind)
     for number in range(rounds):
         for index in generator.permutation(len(entries)):
             entry = entries[index]
@@ -286,7 +286,7 @@ def rank(
                         for case, inputs in given[entry.computes]:
                             trial.check(case, inputs)
                         for case in cases:
-                            trial.check(case, series[case.label, entry.computes].first)
+                            trial.check(case, series[case.label, entry.computes][0])
                     entry.processes.append(
                         {c.label: trial.time(series[c.label, entry.computes], each) for c in cases}
                     )

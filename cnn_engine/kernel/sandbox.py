@@ -6,6 +6,8 @@ one makes the inputs, knows the reference, sets the limits, and ends the other w
 
 from __future__ import annotations
 
+import itertools
+import math
 import pickle
 import secrets
 from base64 import b64encode
@@ -14,10 +16,26 @@ from typing import Any
 
 import numpy as np
 
+from ..report import units
 from .cases import Case
 from .expected import Series, Wanted, judge_output
 from .memory import PAGE, POISON, layout
 from .process import FORGED, START_S, Fault, Limits, Process
+from .witness import OVERHEAD_S
+
+#: Calls before the timed ones, on inputs of their own.
+WARM_CALLS = 2
+
+#: Buffers of each tensor, at least, among which timed calls rotate.
+ROTATED = 4
+
+#: Seconds that a request's calls take together, at least; calls of a request, and bytes of buffers, at most.
+REQUEST_S = 10 * OVERHEAD_S
+MOST_CALLS = 256
+MOST_SETS_BYTES = 384 << 20
+
+#: Requests of a series, at least: the median of so many has an interval.
+FEWEST = 6
 
 
 @dataclass
@@ -57,6 +75,8 @@ class Trial:
     ) -> None:  # fmt: skip
         self.limits = limits or Limits()
         self._process = Process(subject, device, threads, self.limits, sanitize, self._stray)
+        self._threads = threads
+        self._generator = np.random.default_rng(secrets.randbits(128))
         self._at_end = True
 
     def __enter__(self) -> Trial:
@@ -115,7 +135,7 @@ class Trial:
                 data = given.inputs[name].reshape(-1).view(np.uint8)
                 pages[start : start + region.nbytes] = data
 
-    def judge(self, number: int, given: Wanted, at_end: bool, compare: bool = True) -> float:
+    def judge(self, number: int, given: Wanted, at_end: bool) -> float:
         """Compares the outputs of a call with the reference; returns the largest difference.
 
         Raises:
@@ -138,8 +158,6 @@ class Trial:
                 data = pages[start : start + region.nbytes]
                 if not np.array_equal(data, given.inputs[name].reshape(-1).view(np.uint8)):
                     raise Fault(f"it wrote to its input {name}, which is not its to change")
-        if not compare or given.y is None:
-            return 0.0
         return judge_output(self.output_of(number, at_end), given, self.case)
 
     def output_of(self, number: int, at_end: bool) -> np.ndarray:
@@ -194,44 +212,79 @@ class Trial:
         return fault
 
     def time(self, series: Series, calls: int, budget_s: float = 60.0) -> list[float]:
-        """Returns the seconds of ``calls`` calls, each on fresh inputs, and checks their outputs.
+        """Returns seconds of a call, ``calls`` times at most, each on fresh inputs; checks their outputs.
 
-        Fewer calls, though at least six, where they would take longer than ``budget_s``.
+        Short calls are timed several to a request, and their mean counts. Fewer requests, though at least
+        six, where they would take longer than ``budget_s``.
 
         Raises:
-            Fault: the kernel is wrong in one of the calls.
+            Fault: the kernel is wrong in one of the calls, or its timer was tampered with.
         """
-        case, sets = series.case, series.sets
-        if reason := self.prepare(case, len(sets)):
-            raise Fault(f"{case.label}: {reason}")
         self._at_end = True
-        seconds: list[float] = []
-        generator = np.random.default_rng(secrets.randbits(64))
-        warm = True
-        while len(seconds) < calls or warm:
-            order = generator.permutation(len(sets))[: max(calls - len(seconds), 1)].tolist()
-            if warm:
-                order = order[:2]
-            for number in order:
-                self.fill(number, sets[number], True)
-            found = [
-                second for number in order for second in self._ask("time", sets=[number])["seconds"]
-            ]
-            if len(found) != len(order):
-                raise Fault(FORGED)
-            for number in order:
-                try:
-                    self.judge(number, sets[number], True)
-                except Fault as fault:
-                    raise Fault(f"in a timed call on fresh inputs: {fault}") from None
-                if not self._written(number):
-                    raise Fault("in a timed call: some of y was never written")
-            if not warm:
-                seconds += found
-            elif sum(found) > 0:
-                calls = min(calls, max(int(budget_s * len(found) / sum(found)), 6))
-            warm = False
-        return seconds
+        numbers = itertools.count(1)
+        self._prepare_timed(series.case, WARM_CALLS)
+        call_s = max(self._timed(series, list(itertools.islice(numbers, WARM_CALLS))), 1e-7)
+        size = self._calls_of_a_request(series.case, call_s)
+        requests = min(calls, max(FEWEST, -(-calls // size)))
+        requests = min(requests, max(int(budget_s / (call_s * size)), FEWEST))
+        self._prepare_timed(series.case, max(size, ROTATED))
+        return [self._timed(series, list(itertools.islice(numbers, size))) for _ in range(requests)]
+
+    def _prepare_timed(self, case: Case, sets: int) -> None:
+        if reason := self.prepare(case, sets):
+            raise Fault(f"{case.label}: {reason}")
+
+    def _calls_of_a_request(self, case: Case, call_s: float) -> int:
+        """Returns how many calls a request times, so that what it costs itself is a tenth at most."""
+        if self._process.account is None:  # the GPU's own clock is read around each call
+            return 1
+        most = MOST_SETS_BYTES // max(self.plan.nbytes // self.plan.sets, 1)
+        return max(min(math.ceil(REQUEST_S / call_s), MOST_CALLS, most), 1)
+
+    def _timed(self, series: Series, numbers: list[int]) -> float:
+        """Returns the mean seconds of calls in one request, each on the inputs of one of ``numbers``.
+
+        Which buffers they use changes from request to request.
+        """
+        given = [series[number] for number in numbers]
+        sets = self._generator.permutation(self.plan.sets)[: len(given)].tolist()
+        if self._process.untrusted:  # bound before the inputs are there
+            self._bind(sets)
+        for number, inputs in zip(sets, given, strict=True):
+            self.fill(number, inputs, True)
+        if not self._process.untrusted:  # the engine's own kernels pack the weights now
+            self._bind(sets)
+        seconds = self._ask("time", sets=sets)["seconds"]
+        if len(seconds) != len(sets):
+            raise Fault(FORGED)
+        for number, inputs in zip(sets, given, strict=True):
+            try:
+                self.judge(number, inputs, True)
+            except Fault as fault:
+                raise Fault(f"in a timed call on fresh inputs: {fault}") from None
+            if not self._written(number):
+                raise Fault("in a timed call: some of y was never written")
+        return self._believed(sum(seconds), len(sets)) / len(sets)
+
+    def _bind(self, sets: list[int]) -> None:
+        if self._process.account is not None:
+            self._process.ask("bind_all", self.limits.seconds + START_S, sets=sets)
+
+    def _believed(self, seconds: float, calls: int) -> float:
+        """Returns the seconds of a request's calls: the process's own, or the judge's where they are more.
+
+        Raises:
+            Fault: the process's own cannot be.
+        """
+        account = self._process.account
+        if account is None or not self._process.untrusted:
+            return seconds
+        if account.contradicts(seconds):
+            raise Fault(
+                f"cheating: its process says that {calls} calls took {units.seconds(seconds)}; "
+                f"the system counts {units.seconds(account.main)} of CPU time"
+            )
+        return max(seconds, account.least(self._threads, calls))
 
     def _written(self, number: int) -> bool:
         return not bool((self.output_of(number, True).view(np.uint32) == POISON).any())

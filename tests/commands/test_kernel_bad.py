@@ -50,16 +50,6 @@ def test_cpp_is_answered_in_one_line(name, tmp_path):
     assert says(bad, path) in line, line
 
 
-@pytest.mark.parametrize("name", bad_kernels.CPP_CHEATS)
-def test_cheats_are_found_in_timed_calls(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(check, "CALLS", 80)
-    bad = bad_kernels.CPP_CHEATS[name]
-    path = tmp_path / "bad.cpp"
-    path.write_text(bad_kernels.cpp(bad))
-    line = finding(path)
-    assert bad.says in line, line or "it passed"
-
-
 def test_sanitizers_name_the_line(tmp_path):
     bad = bad_kernels.CPP["out of bounds"]
     path = tmp_path / "bad.cpp"
@@ -85,8 +75,8 @@ def test_board_of_bad_kernels(tmp_path):
     board, page = tmp_path / "board.json", tmp_path / "board.html"
     done = subprocess.run(
         [sys.executable, "-m", "cnn_engine.kernel", "rank", *files, "--network", "ece408",
-         "--batch", "1", "--calls", "8", "--limit", "8", "--beside", "blocked,pad", "--json", str(board),
-         "--html", str(page)],
+         "--batch", "1", "--calls", "8", "--rounds", "3", "--limit", "8", "--beside", "blocked,pad",
+         "--json", str(board), "--html", str(page)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -111,8 +101,8 @@ def test_names_of_files_are_escaped(tmp_path):
     path.write_text(bad_kernels.templates.text("conv2d", "cpu", "x.cpp"))
     page = tmp_path / "board.html"
     code = command.main(
-        ["rank", str(path), "--network", "ece408", "--batch", "1", "--calls", "6", "--html",
-         str(page), "--quiet"]
+        ["rank", str(path), "--network", "ece408", "--batch", "1", "--calls", "6", "--rounds", "1",
+         "--html", str(page), "--quiet"]
     )  # fmt: skip
     assert code == 0
     assert "<b>.cpp" not in page.read_text()

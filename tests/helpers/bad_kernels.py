@@ -97,33 +97,6 @@ CPP = {
     ),
 }
 
-#: Right whenever the same inputs come again; what it must get, in the timed calls.
-CPP_CHEATS = {
-    "output kept": Bad(
-        _CPP_LOOP,
-        "  static std::map<long, std::vector<float>> kept;\n"
-        "  const long count = 1L * shape.n * shape.k * shape.out_h * shape.out_w;\n"
-        "  const long key = count * 1000 + shape.c * 100 + shape.pad_top * 10 + shape.dilation_h;\n"
-        "  if (kept.count(key)) { std::memcpy(y, kept[key].data(), 4 * count); return; }\n"
-        "  struct Keep { float* y; long count, key; ~Keep() { kept[key].assign(y, y + count); } };\n"
-        "  Keep keep{y, count, key};\n" + _CPP_LOOP,
-        "in a timed call on fresh inputs: wrong",
-    ),
-    "works on after it returned": Bad(
-        _CPP_LOOP,
-        "  static int calls = 0;\n"
-        "  if (++calls > 60) { std::thread([=] { usleep(50000); y[0] = 0; }).detach(); return; }\n"
-        + _CPP_LOOP,
-        "in a timed call",
-    ),
-    "forges an answer": Bad(
-        _CPP_LOOP,
-        '  for (int f = 3; f < 4096; ++f) { static const char line[] = "{\\"seconds\\": [1e-9]}\\n"; '
-        "if (write(f, line, sizeof line - 1)) continue; }\n" + _CPP_LOOP,
-        "cheating: it wrote to a pipe",
-    ),
-}
-
 _INCLUDES = (
     "#include <cstdio>\n#include <cstdlib>\n#include <cstring>\n#include <map>\n#include <thread>\n"
     "#include <unistd.h>\n#include <vector>\n"

@@ -22,6 +22,7 @@ PROBES = {
     "opens the judge's files": "opens(judge, \"fd/0\")",
     "takes the judge's files": "syscall(SYS_pidfd_getfd, syscall(SYS_pidfd_open, judge, 0), 0, 0) >= 0",
     "limits the judge": "limits(judge)",
+    "renices the user's processes": "setpriority(PRIO_USER, getuid(), 19) == 0",
     "starts a process": "forks()",
     "leaves its session": "setsid() >= 0",
     "writes a file": "opens_to_write(victim)",
