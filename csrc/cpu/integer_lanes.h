@@ -338,11 +338,6 @@ constexpr int passes_of(int largest) {
 #endif
 }
 
-// The share of a weight that one pass multiplies; all shares are of nearly the same size.
-inline int share_of(int weight, int pass, int passes) {
-  return weight * (pass + 1) / passes - weight * pass / passes;
-}
-
 // ---- tiles ----
 
 template <int W, int B, int T>

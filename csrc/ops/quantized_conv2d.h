@@ -13,9 +13,9 @@
 // instruction set, batch and number of threads makes equal bits. A NaN gives low. A float32 y is v
 // itself, an int32 y the total. A matrix product is a convolution of images of one position.
 //
-// Weights are packed once, less their zero points, for the instruction set that is selected then:
-// calls with others throw. They are between -largest - 1 and largest; past 127 there are two or
-// three times as many products where an instruction multiplies 8 bits by 8.
+// Weights are packed once, less their zero points. On the CPU they are for the instruction set that
+// is selected then: calls with others throw. They are between -largest - 1 and largest; past 127
+// there are two or three times as many products where an instruction multiplies 8 bits by 8.
 //
 // Layouts: x [N,H,W,pitches.x], or planar [N,C,H,W]; residual (8 bits; may be null, not y)
 // [N,OH,OW,pitches.residual]; table [256] (may be null; of y of 8 bits); y [N,OH,OW,pitches.y].
@@ -62,6 +62,11 @@ struct QuantizedTypes {
   }
 };
 
+// The share of a weight that one of several passes multiplies, all of nearly the same size.
+CNN_ENGINE_INLINE int share_of(int weight, int pass, int passes) {
+  return weight * (pass + 1) / passes - weight * pass / passes;
+}
+
 namespace cpu {
 std::int64_t quantized_conv2d_packed(const Conv2dShape& shape, int largest);  // bytes
 void quantized_conv2d_pack(const std::int16_t* weight,  // [K, C / groups, R, S], less zero points
@@ -79,4 +84,16 @@ void quantized_conv2d(const void* input, const void* packed, const void* residua
 // returns how many: timed, they are the peak of one core.
 std::int64_t integer_burst(std::int64_t rounds);
 }  // namespace cpu
+namespace cuda {
+std::int64_t quantized_conv2d_packed(const Conv2dShape& shape, int largest);
+void quantized_conv2d_pack(const std::int16_t* weight,  // weight, bias and scale: the host's memory
+                           const std::int32_t* bias, const float* scale, void* packed,
+                           const Conv2dShape& shape, const QuantizedTypes& types, int largest,
+                           Stream stream);
+std::int64_t quantized_conv2d_workspace(const Conv2dShape& shape, bool planar, int);  // none
+void quantized_conv2d(const void* input, const void* packed, const void* residual,
+                      const void* table, void* output, void* workspace, const Conv2dShape& shape,
+                      const Conv2dPitches& pitches, const QuantizedTypes& types, bool planar,
+                      Stream stream);
+}  // namespace cuda
 }  // namespace cnn_engine

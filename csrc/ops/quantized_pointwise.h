@@ -54,4 +54,19 @@ void quantized_mean(const void* x, void* y, const MeanShape& shape, const Steps&
 void quantized_max_pool2d(const void* x, void* y, const MaxPool2dShape& shape, ElementType type,
                           int threads);
 }  // namespace cpu
+namespace cuda {
+void quantize_linear(const float* x, void* y, std::int64_t size, const Steps& steps, Stream stream);
+void dequantize_linear(const void* q, float* y, std::int64_t size, const Steps& steps,
+                       Stream stream);
+void lookup(const void* q, const void* table, void* y, std::int64_t size, int entry_bytes,
+            Stream stream);
+void quantized_add(const void* a, const void* b, void* y, const BinaryShape& shape,
+                   const Steps& a_steps, const Steps& b_steps, const Steps& y_steps, Stream stream);
+void quantized_mul(const void* a, const void* b, void* y, const BinaryShape& shape,
+                   const Steps& a_steps, const Steps& b_steps, const Steps& y_steps, Stream stream);
+void quantized_mean(const void* x, void* y, const MeanShape& shape, const Steps& x_steps,
+                    const Steps& y_steps, Stream stream);
+void quantized_max_pool2d(const void* x, void* y, const MaxPool2dShape& shape, ElementType type,
+                          Stream stream);
+}  // namespace cuda
 }  // namespace cnn_engine

@@ -41,6 +41,19 @@ class FakeKernels:
     """``_cuda``: the CPU's function of the same name, on one thread."""
 
     FusedNetwork = FakeFused
+    quantized_conv2d_packed = staticmethod(_cpu.quantized_conv2d_packed)
+
+    @staticmethod
+    def quantized_conv2d_pack(*arguments: Any) -> None:
+        _cpu.quantized_conv2d_pack(*arguments[:-1])
+
+    @staticmethod
+    def quantized_conv2d(
+        x, packed, added, table, y, _workspace, shape, pitches, types, planar, _stream
+    ):
+        own = np.empty(_cpu.quantized_conv2d_workspace(shape, planar, 1), np.uint8)
+        at = own.ctypes.data
+        _cpu.quantized_conv2d(x, packed, added, table, y, at, shape, pitches, types, planar, 1)
 
     def __getattr__(self, name: str) -> Any:
         if name == "PointwiseProgram":  # nothing is compiled at first use

@@ -1,0 +1,182 @@
+// quantized_conv2d on CUDA: packed weights, and the launch of a kernel for every shape.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "cuda/common/strided.cuh"
+#include "cuda/sm75/quantized_conv2d.cuh"
+#include "runtime/check.h"
+
+namespace cnn_engine::cuda {
+namespace {
+
+// A thread makes Width neighbouring channels of one position.
+template <int Width>
+__global__ void quantized_depthwise_kernel(const QuantizedGemm p, const Divisor by_groups,
+                                           const Divisor by_columns, const Divisor by_rows) {
+  wait_for_inputs();
+  let_successors_start();
+  const std::int64_t thread = grid_thread();
+  if (thread >= std::int64_t{p.rows} * by_groups.value) return;
+  using Run = Neighbours<std::uint8_t, Width>;
+  const QuantizedPacked<const char> packed(p.packed, p.shape);
+  const auto position = static_cast<unsigned>(thread / by_groups.value);
+  const int channel = static_cast<int>(thread - std::int64_t{position} * by_groups.value) * Width;
+  const unsigned row = by_columns.quotient(position), image = by_rows.quotient(row);
+  const int top = static_cast<int>(row - image * p.out_h) * p.shape.stride_h - p.shape.pad_top;
+  const int left = static_cast<int>(position - row * p.out_w) * p.shape.stride_w - p.shape.pad_left;
+  const std::int16_t* weights = packed.depthwise() + channel;
+  int sums[Width] = {};
+  for (int r = 0; r < p.shape.r; ++r) {
+    const int y = top + r * p.shape.dilation_h;
+    for (int s = 0; s < p.shape.s; ++s, weights += p.shape.c) {
+      const int x = left + s * p.shape.dilation_w;
+      const bool inside = static_cast<unsigned>(y) < static_cast<unsigned>(p.shape.h) &&
+                          static_cast<unsigned>(x) < static_cast<unsigned>(p.shape.w);
+      const std::int64_t at = (std::int64_t{image} * p.shape.h + y) * p.shape.w + x;
+      const std::uint8_t* const from =
+          inside ? p.x + at * p.position_step + image * p.more_an_image + channel * p.channel_step
+                 : packed.header().zeros;
+      const Run taps = *reinterpret_cast<const Run*>(from);
+#pragma unroll
+      for (int i = 0; i < Width; ++i) {
+        sums[i] += integer_of(taps.value[i], p.types.x) * weights[i];
+      }
+    }
+  }
+  finish(p, packed, position, channel, Width, sums);
+}
+
+void launch_depthwise(const QuantizedGemm& p, bool fours, Stream stream) {
+  const int width = fours ? 4 : 1;
+  const Divisor by_groups(p.shape.c / width), by_columns(p.out_w), by_rows(p.out_h);
+  launch("quantized_depthwise_kernel",
+         fours ? quantized_depthwise_kernel<4> : quantized_depthwise_kernel<1>,
+         blocks_for(std::int64_t{p.rows} * by_groups.value), kBlockThreads, 0, stream, 1, p,
+         by_groups, by_columns, by_rows);
+}
+
+template <typename Tile, int Width>
+void launch_tile(QuantizedGemm p, Stream stream) {
+  const auto kernel = p.types.x == ElementType::int8 ? quantized_conv2d_kernel<Tile, true, Width>
+                                                     : quantized_conv2d_kernel<Tile, false, Width>;
+  constexpr int kMostLayers = 65535;  // of a grid, along z
+  for (p.first_group = 0; p.first_group < p.shape.groups; p.first_group += kMostLayers) {
+    const dim3 grid((p.rows + Tile::kRows - 1) / Tile::kRows,
+                    (p.shape.group_filters() + Tile::kColumns - 1) / Tile::kColumns,
+                    std::min(kMostLayers, p.shape.groups - p.first_group));
+    launch("quantized_conv2d_kernel", kernel, grid, Tile::kThreads, 0, stream, 1, p);
+  }
+}
+
+template <int Width>
+void launch_tiles(const QuantizedGemm& p, Stream stream) {
+  using Large = ByteTile<4, 2>;
+  const std::int64_t tiles = (std::int64_t{p.rows} + Large::kRows - 1) / Large::kRows *
+                             ((p.shape.group_filters() + Large::kColumns - 1) / Large::kColumns) *
+                             p.shape.groups;
+  // Large tiles read less; small ones fill a GPU sooner.
+  if (tiles >= 2 * target_here().multiprocessors) return launch_tile<Large, Width>(p, stream);
+  launch_tile<ByteTile<2, 2>, Width>(p, stream);
+}
+
+int passes_of(int largest) { return largest <= 127 ? 1 : (largest + 126) / 127; }
+
+}  // namespace
+
+std::int64_t quantized_conv2d_packed(const Conv2dShape& shape, int largest) {
+  return QuantizedPacked<char>(nullptr, shape).bytes(passes_of(largest));
+}
+
+void quantized_conv2d_pack(const std::int16_t* weight, const std::int32_t* bias, const float* scale,
+                           void* packed, const Conv2dShape& shape, const QuantizedTypes& types,
+                           int largest, Stream stream) {
+  const Conv2dShape& p = shape;
+  const int passes = passes_of(largest), channels = p.group_channels(), area = p.r * p.s;
+  std::vector<char> memory(quantized_conv2d_packed(p, largest));
+  const QuantizedPacked<char> to(memory.data(), p);
+  to.header().passes = passes;
+  std::memset(to.header().zeros, types.x_zero, sizeof(to.header().zeros));
+  if (scale) std::memcpy(to.scale(), scale, sizeof(*scale) * p.k);
+  for (int k = 0; k < p.k; ++k) {  // modulo 2^32
+    std::uint32_t sum = 0;
+    for (int t = 0; t < p.taps(); ++t) sum += weight[std::int64_t{k} * p.taps() + t];
+    to.bias()[k] = static_cast<std::int32_t>((bias ? bias[k] : 0u) - sum * types.x_zero);
+  }
+  const auto at = [&](int k, int term) {
+    return weight[std::int64_t{k} * p.taps() + term % channels * area + term / channels];
+  };
+  const int steps = steps_of(p, passes), filters = p.group_filters();
+  for (int k = 0; k < p.k; ++k) {
+    if (is_depthwise(p)) {
+      for (int t = 0; t < area; ++t) to.depthwise()[std::int64_t{t} * p.c + k] = at(k, t);
+      continue;
+    }
+    const int own = k % filters;
+    char* const block = to.weights(k / filters, own / 8, 0, steps);
+    for (int term = 0; term < passes * p.taps(); ++term) {
+      const int in_unit = term % 32, lane = own % 8 * 4 + in_unit % 16 / 4;
+      block[std::int64_t{term / 32} * 256 + lane * 8 + in_unit / 16 * 4 + in_unit % 4] =
+          static_cast<char>(share_of(at(k, term % p.taps()), term / p.taps(), passes));
+    }
+  }
+  CUDA_CHECK(cudaMemcpyAsync(packed, memory.data(), memory.size(), cudaMemcpyHostToDevice, stream));
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+std::int64_t quantized_conv2d_workspace(const Conv2dShape&, bool, int) { return 0; }
+
+void quantized_conv2d(const void* input, const void* packed, const void* residual,
+                      const void* table, void* output, void*, const Conv2dShape& shape,
+                      const Conv2dPitches& pitches, const QuantizedTypes& types, bool planar,
+                      Stream stream) {
+  if (!is_aligned(packed, 16)) {
+    throw std::invalid_argument("packed weights: expected an address that is a multiple of 16");
+  }
+  const std::int64_t positions_in = std::int64_t{shape.h} * shape.w;
+  const std::int64_t positions = std::int64_t{shape.out_h()} * shape.out_w();
+  const std::int64_t image_in = positions_in * (planar ? shape.c : pitches.x);
+  const auto in_runs = [](int run, const void* address, int pitch) {
+    return is_aligned(address, run) && pitch % run == 0;
+  };
+  const int bytes = bytes_of(types.y);
+  const auto* const x = static_cast<const std::uint8_t*>(input);
+  const auto* const added = static_cast<const std::uint8_t*>(residual);
+  QuantizedGemm p = {};
+  p.packed = static_cast<const char*>(packed);
+  p.table = static_cast<const std::uint8_t*>(table);
+  p.shape = shape;
+  p.pitches = pitches;
+  p.types = types;
+  p.out_h = shape.out_h();
+  p.out_w = shape.out_w();
+  p.position_step = planar ? 1 : pitches.x;
+  p.channel_step = planar ? positions_in : 1;
+  p.more_an_image = planar ? positions_in * (shape.c - 1) : 0;
+  p.fours = shape.group_filters() % 4 == 0 && in_runs(4, output, pitches.y) &&
+            (!residual || in_runs(4, residual, pitches.residual));
+  for_each_part_of_batch(
+      shape.n, std::max(positions_in, positions), [&](std::int64_t first, int images) {
+        p.x = x + first * image_in;
+        p.y = static_cast<char*>(output) + first * positions * pitches.y * bytes;
+        p.residual = added ? added + first * positions * pitches.residual : nullptr;
+        p.shape.n = images;
+        p.rows = static_cast<int>(images * positions);
+        const auto reads = [&](int run) {
+          return !planar && in_runs(run, x, pitches.x) && shape.group_channels() % run == 0;
+        };
+        if (is_depthwise(shape)) {
+          const bool fours = !planar && shape.c % 4 == 0 && in_runs(4, x, pitches.x) &&
+                             in_runs(4, output, pitches.y) &&
+                             (!residual || in_runs(4, residual, pitches.residual));
+          p.fours = fours;
+          return launch_depthwise(p, fours, stream);
+        }
+        if (reads(16)) return launch_tiles<16>(p, stream);
+        if (reads(8)) return launch_tiles<8>(p, stream);
+        if (reads(4)) return launch_tiles<4>(p, stream);
+        launch_tiles<1>(p, stream);
+      });
+}
+
+}  // namespace cnn_engine::cuda
