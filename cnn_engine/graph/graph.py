@@ -218,6 +218,11 @@ class Graph:
         return tuple(self.values[name] for name in node.outputs)
 
     @cached_property
+    def is_quantized(self) -> bool:
+        """Whether integers of the graph stand for floats."""
+        return any("quantize" in node.op.kind for node in self.nodes)
+
+    @cached_property
     def is_substituted(self) -> bool:
         """Whether the graph is :attr:`symbolic` with numbers put in, and nothing was rewritten since."""
         return False  # what puts numbers in says otherwise

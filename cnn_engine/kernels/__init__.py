@@ -23,7 +23,8 @@ _FAMILIES = (
     "cpu.channels_last", "cpu.quantized", "cuda.channels_last", "convolution", "copies",
     "cuda.dense_layer", "cuda.depthwise_means", "cuda.depthwise_norm", "cuda.fused_cuda",
     "cuda.linear_layers", "cuda.linear_mma",
-    "cuda.mean_linear", "cuda.pointwise", "data_movement", "indexed", "norms", "pointwise", "pooling", "gemm",
+    "cuda.mean_linear", "cuda.pointwise", "cuda.quantized", "data_movement", "indexed", "norms",
+    "pointwise", "pooling", "gemm",
     "recurrent", "sampling", "signal", "softmax", "reductions", "resizing", "fused_network", "openacc",
 )  # fmt: skip
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..graph.graph import Graph, Node, Value
 from ..operators.operator import axis_in
+from ..operators.quantized import EIGHT_BITS
 from .kernel import Bound, Call, Kernel, storing
 from .native import _cpu
 from .strided import MOST, beyond, copy_shape, keeping, repeated, row_major, together
@@ -123,7 +124,7 @@ def _copies(
 
 def _why_not(node: Node, graph: Graph) -> str | None:
     inputs, outputs = graph.inputs_of(node), graph.outputs_of(node)
-    if (reason := _odd_items(inputs[0])) is not None:
+    if (reason := odd_items(inputs[0])) is not None:
         return reason
     if node.op.kind in ("concat", "split") and len(inputs[0].shape) <= MOST:
         return None  # each part has the dimensions of the whole
@@ -136,7 +137,8 @@ def _why_not(node: Node, graph: Graph) -> str | None:
     return None
 
 
-def _odd_items(value: Value) -> str | None:
+def odd_items(value: Value) -> str | None:
+    """Returns why elements of a value cannot be moved: their size; or None."""
     size = value.item_bytes
     return None if size in _ITEMS else f"expected elements of 1, 2, 4 or 8 bytes, found {size}"
 
@@ -222,7 +224,7 @@ def _pad_why_not(node: Node, graph: Graph) -> str | None:
     (x,) = graph.inputs_of(node)[:1]
     if len(x.shape) > MOST:
         return f"expected at most {MOST} dimensions, found {len(x.shape)}"
-    return _odd_items(x)
+    return odd_items(x)
 
 
 def _pad_stores(node: Node, graph: Graph) -> tuple[int | None, ...]:
@@ -244,7 +246,7 @@ def _gather_why_not(node: Node, graph: Graph) -> str | None:
     indices = _indices(node, graph)
     if indices.size and not -size <= indices.min() <= indices.max() < size:
         return f"expected indices of {size} positions, found some outside"
-    return _odd_items(x)
+    return odd_items(x)
 
 
 def _make_gather(call: Call) -> Bound:
@@ -255,12 +257,36 @@ def _make_gather(call: Call) -> Bound:
     return gathered(call, *offsets(positions, x.shape))
 
 
-def _rows(op: str, name: str, make: Callable[[Call], Bound], **options: Any) -> list[Kernel]:
-    """Returns a row for any element on the CPU, and one for floats on CUDA: others stay on the host."""
-    options.setdefault("stores", storing(*_EVERY))
+def _on_cuda(
+    why_not: Callable[[Node, Graph], str | None],
+) -> Callable[[Node, Graph], str | None]:
+    """Returns ``why_not``, and why CUDA does not move integers.
+
+    Those of networks of floats, such as pixels that are cast, stay on the host.
+    """
+
+    def also(node: Node, graph: Graph) -> str | None:
+        found = graph.values[node.inputs[0]].dtype
+        if found in EIGHT_BITS and not graph.is_quantized:
+            return f"expected float32, or integers of a quantized network, found {found}"
+        return why_not(node, graph)
+
+    return also
+
+
+def rows_of(
+    op: str,
+    name: str,
+    make: Callable[[Call], Bound],
+    why_not: Callable[[Node, Graph], str | None],
+    **options: Any,
+) -> list[Kernel]:
+    """Returns a row for any element on the CPU, and one for floats and quantized numbers on CUDA."""
+    options = {"stores": storing(*_EVERY), "same_storage": True, **options}
+    cuda = {"dtypes": ("float32", *EIGHT_BITS), "why_not": _on_cuda(why_not)}
     return [
-        Kernel(op, name, "cpu", make, dtypes=(), same_storage=True, **options),
-        Kernel(op, name, "cuda", make, same_storage=True, **options),
+        Kernel(op, name, "cpu", make, dtypes=(), why_not=why_not, **options),
+        Kernel(op, name, "cuda", make, **cuda, **options),
     ]
 
 
@@ -268,15 +294,15 @@ ROWS = [
     *(
         row
         for op in _ONE
-        for row in _rows(op, "copy_nd", _make, why_not=_why_not, pitched=_PITCHED.get(op, ()))
+        for row in rows_of(op, "copy_nd", _make, why_not=_why_not, pitched=_PITCHED.get(op, ()))
     ),
     *(
         row
         for op in ("split", "concat")
-        for row in _rows(op, "copy_nd", _make, why_not=_why_not, pitched=_EVERY)
+        for row in rows_of(op, "copy_nd", _make, why_not=_why_not, pitched=_EVERY)
     ),
-    *_rows("pad", "gather", _make_pad, why_not=_pad_why_not, stores=_pad_stores),
-    *_rows(
+    *rows_of("pad", "gather", _make_pad, why_not=_pad_why_not, stores=_pad_stores),
+    *rows_of(
         "gather", "gather", _make_gather, why_not=_gather_why_not, packs=(1,),
         prepare=_indices, stores=storing(None, 0),
     ),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..graph.graph import Graph, Node
-from .data_movement import gathered, offsets
+from .data_movement import gathered, odd_items, offsets, rows_of
 from .kernel import Bound, Call, on_both, storing
 from .native import _cpu
 from .strided import MOST, keeping, unused
@@ -17,10 +17,10 @@ from .strided import MOST, keeping, unused
 def _nearest_why_not(node: Node, graph: Graph) -> str | None:
     if node.op.mode != "nearest":
         return f"expected nearest neighbours, found {node.op.mode}"
-    rank = len(graph.values[node.inputs[0]].shape)
-    if rank > MOST:
-        return f"expected at most {MOST} dimensions, found {rank}"
-    return _crop_why_not(node, graph)
+    x = graph.values[node.inputs[0]]
+    if len(x.shape) > MOST:
+        return f"expected at most {MOST} dimensions, found {len(x.shape)}"
+    return _crop_why_not(node, graph) or odd_items(x)
 
 
 def _crop_why_not(node: Node, graph: Graph) -> str | None:
@@ -82,9 +82,8 @@ def _make_axis(call: Call) -> Bound:
 
 
 ROWS = [
-    *on_both(
-        "resize", "gather", _make_nearest, why_not=_nearest_why_not, stores=storing(None, 0),
-        same_storage=True,
+    *rows_of(
+        "resize", "gather", _make_nearest, why_not=_nearest_why_not, stores=storing(None, 0)
     ),
     *on_both(
         "resize", "interpolate_axis", _make_axis, why_not=_crop_why_not, rewrite=_one_axis_each

@@ -374,6 +374,12 @@ LAY_OUT_ON_CUDA = Repeated(
     _images("cuda"),
 )  # fmt: skip
 
+#: GPUs whose kernels of floats read [N, C, H, W].
+LAY_OUT_INTEGERS = _pass(
+    passes.channels_last, "kernels of integers read images [N, H, W, C]",
+    lambda setting: setting.on_cuda and _layers(setting) and not setting.channels_last, integers=True,
+)  # fmt: skip
+
 #: All passes of a device's graph, in order.
 PIPELINE: tuple[Pass | Repeated, ...] = (
     SIMPLIFY,
@@ -407,6 +413,7 @@ PIPELINE: tuple[Pass | Repeated, ...] = (
     Pass("regroup", _regroup, "tensor cores multiply whole tiles", _on_tensor_cores),
     LAY_OUT_ON_CPU,
     LAY_OUT_ON_CUDA,
+    LAY_OUT_INTEGERS,
     _pass(
         passes.reshape_ones, "a transpose that moves dimensions of 1 moves nothing", _images("cuda")
     ),

@@ -90,7 +90,6 @@ void quantized_conv2d_pack(const std::int16_t* weight,  // weight, bias and scal
                            const std::int32_t* bias, const float* scale, void* packed,
                            const Conv2dShape& shape, const QuantizedTypes& types, int largest,
                            Stream stream);
-std::int64_t quantized_conv2d_workspace(const Conv2dShape& shape, bool planar, int);  // none
 void quantized_conv2d(const void* input, const void* packed, const void* residual,
                       const void* table, void* output, void* workspace, const Conv2dShape& shape,
                       const Conv2dPitches& pitches, const QuantizedTypes& types, bool planar,

@@ -1,4 +1,7 @@
-"""The CPU's kernels of 8-bit integers: convolutions over images [N, H, W, C], matrix products, arithmetic."""
+"""The CPU's kernels of 8-bit integers: convolutions over images [N, H, W, C], matrix products, arithmetic.
+
+CUDA's rows (cuda/quantized.py) are made of these.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from ...operators.quantized import EIGHT_BITS
 from ...types import INTEGER_RANGES
 from .. import pooling
 from ..convolution import nothing_to_read
-from ..kernel import Bound, Call, Kernel, packed, upload
+from ..kernel import Bound, Call, Kernel, functions, packed
 from ..native import _cpu
 from ..strided import MOST, repeated, row_major, walk
 
@@ -104,17 +107,17 @@ def _pack(node: Node, graph: Graph, device: Any) -> _Packed:
         weight -= zero.astype(np.int16).reshape(-1, *[1] * (weight.ndim - 1))
     largest = max(int(weight.max()), -1 - int(weight.min()), 0)
     shape, types = _shape(node, graph.inputs_of(node)), _types(node, graph)
+    native = functions(device)
 
     def fill(address: int) -> Any:
-        source, bias, scale = (
-            None if array is None else upload(array, device)
-            for array in (weight, *(_constant(node, graph, place) for place in (BIAS, SCALE)))
-        )
-        parameters = (0 if buffer is None else buffer.address for buffer in (bias, scale))
-        _cpu.quantized_conv2d_pack(source.address, *parameters, address, shape, types, largest)
-        return source, bias, scale
+        arrays = weight, *(_constant(node, graph, place) for place in (BIAS, SCALE))
+        kept = [None if a is None else np.require(a, requirements=("C", "A")) for a in arrays]
+        sources = (0 if array is None else _cpu.address_of(array) for array in kept)
+        where = (device.stream_handle,) if device.kind == "cuda" else ()
+        native.quantized_conv2d_pack(*sources, address, shape, types, largest, *where)
+        return kept
 
-    nbytes = _cpu.quantized_conv2d_packed(shape, largest)
+    nbytes = native.quantized_conv2d_packed(shape, largest)
     return _Packed(packed(device, nbytes, fill), types)
 
 
@@ -316,9 +319,11 @@ def _arithmetic(op: str, make: Any, why_not: Any, prepare: Any, packs: tuple[int
     )
 
 
+#: Operators with weights that are packed -> the inputs, and None for the outputs, that may have a pitch.
+LAYERS = {"quantized_conv2d_nhwc": (None, X, RESIDUAL), "quantized_linear": ()}
+
 ROWS = [
-    _row("quantized_conv2d_nhwc", (None, X, RESIDUAL)),
-    _row("quantized_linear", ()),
+    *(_row(op, pitched) for op, pitched in LAYERS.items()),
     _arithmetic("quantize_linear", _make_elements, _not_one_scale, _prepare_quantize, (1, 2)),
     _arithmetic("dequantize_linear", _make_elements, _not_one_scale, _prepare_dequantize, (1, 2)),
     *(

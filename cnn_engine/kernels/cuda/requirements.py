@@ -15,6 +15,9 @@ TENSOR_CORES = Requires(frozenset({"async_copy", "mma_bfloat16", "mma_tf32"}), f
 #: Tensor cores of Turing and later: float16 alone.
 MMA_FLOAT16 = Requires(frozenset({"mma_float16"}), folder="sm75")
 
+#: The same of 8-bit integers.
+MMA_INT8 = Requires(frozenset({"mma_int8"}), folder="sm75")
+
 #: Hopper's matrix multiplications of warpgroups, which read what TMA loads.
 WGMMA = Requires(frozenset({"wgmma"}), folder="sm90")
 

@@ -124,8 +124,6 @@ void quantized_conv2d_pack(const std::int16_t* weight, const std::int32_t* bias,
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-std::int64_t quantized_conv2d_workspace(const Conv2dShape&, bool, int) { return 0; }
-
 void quantized_conv2d(const void* input, const void* packed, const void* residual,
                       const void* table, void* output, void*, const Conv2dShape& shape,
                       const Conv2dPitches& pitches, const QuantizedTypes& types, bool planar,

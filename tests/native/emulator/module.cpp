@@ -47,7 +47,6 @@ PYBIND11_MODULE(CNN_ENGINE_MODULE, module) {
   CNN_ENGINE_EMULATED(linear_mma)
   CNN_ENGINE_EMULATED(quantized_conv2d_packed)
   CNN_ENGINE_EMULATED(quantized_conv2d_pack)
-  CNN_ENGINE_EMULATED(quantized_conv2d_workspace)
   CNN_ENGINE_EMULATED(quantized_conv2d)
   CNN_ENGINE_EMULATED(quantize_linear)
   CNN_ENGINE_EMULATED(dequantize_linear)

@@ -27,7 +27,7 @@ from ....operators.max_pool2d import MaxPool2d
 from ....operators.norm import BatchNorm
 from ....operators.operator import Operator, Shape, axis_in
 from ....operators.pad import Pad
-from ....operators.quantized import DequantizeLinear, Lookup, QuantizeLinear
+from ....operators.quantized import EIGHT_BITS, DequantizeLinear, Lookup, QuantizeLinear
 from ....operators.quantized_conv2d import QuantizedConv2d, QuantizedConv2dNhwc
 from ....operators.quantized_pointwise import QuantizedAdd, QuantizedMean, QuantizedMul
 from ....operators.reduce import Reduce
@@ -50,17 +50,19 @@ PLANAR_CHANNELS = 4
 FIRST_PART, SHORT_FLOPS, FEW_FLOPS_A_BYTE = 1 / 7, 1 << 28, 10
 
 
-def channels_last(graph: Graph, shuffles: bool = False) -> Graph:
+def channels_last(graph: Graph, shuffles: bool = False, integers: bool = False) -> Graph:
     """Lays images [N, H, W, C] for convolutions with constant weights and the nodes after them.
 
     Inputs and outputs of the graph keep their shapes.
 
     Args:
         shuffles: channel shuffles, too. A CPU copies whole planes of [N, C, H, W] sooner.
+        integers: only for quantized convolutions, and nodes from 8 bits to 8 bits after them.
     """
-    if not any(_is_seed(graph, node) for node in graph.nodes):
+    if not any(_is_seed(graph, node, integers) for node in graph.nodes):
         return graph
-    return drop_identities(merge_shapes(drop_unused(_Layouts(graph, shuffles).rewritten())))
+    layouts = _Layouts(graph, shuffles, integers)
+    return drop_identities(merge_shapes(drop_unused(layouts.rewritten())))
 
 
 def set_compute_dtype(graph: Graph, dtype: str, whole: Collection[str] = ()) -> Graph:
@@ -116,8 +118,9 @@ def _first_convolutions(graph: Graph) -> set[str]:
     return found
 
 
-def _is_seed(graph: Graph, node: Node) -> bool:
-    return type(node.op) in (Conv2d, QuantizedConv2d) and node.inputs[1] in graph.constants
+def _is_seed(graph: Graph, node: Node, integers: bool) -> bool:
+    kinds = (QuantizedConv2d,) if integers else (Conv2d, QuantizedConv2d)
+    return type(node.op) in kinds and node.inputs[1] in graph.constants
 
 
 class _Layouts:
@@ -127,8 +130,8 @@ class _Layouts:
         names: (value, whether its channels are last) -> its name so.
     """
 
-    def __init__(self, graph: Graph, shuffles: bool) -> None:
-        self.graph, self._shuffles = graph, shuffles
+    def __init__(self, graph: Graph, shuffles: bool, integers: bool) -> None:
+        self.graph, self._shuffles, self._integers = graph, shuffles, integers
         self.names = {(name, False): name for name in graph.values if name not in graph.producers}
         self._nodes: list[Node] = []
         self._notes: list[Note] = []
@@ -258,12 +261,15 @@ class _Layouts:
     def _op(self, node: Node) -> Operator | None:
         """Returns the operator of ``node`` over images whose channels are last, or None: it stays."""
         graph, op = self.graph, node.op
-        if _is_seed(graph, node):
+        if _is_seed(graph, node, self._integers):
             x = node.inputs[0]
             planar = not self.is_last(x) and op.groups == 1 and self._shape(x)[1] <= PLANAR_CHANNELS
             record = Conv2dNhwc if type(op) is Conv2d else QuantizedConv2dNhwc
             return record(**_attributes(op), planar=planar)
         if not any(self.is_last(name) for name in node.inputs if name not in graph.constants):
+            return None
+        dtypes = {graph.values[name].dtype for name in (node.inputs[0], *node.outputs)}
+        if self._integers and not dtypes <= {*EIGHT_BITS}:
             return None
         reduces = isinstance(op, Reduce | QuantizedMean)
         if any(len(self._shape(name)) != 4 for name in node.outputs) and not reduces:

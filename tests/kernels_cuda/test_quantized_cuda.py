@@ -1,0 +1,126 @@
+"""Quantized networks on CUDA: the CPU's integers, by kernels that are emulated on the host, and by a GPU."""
+
+from __future__ import annotations
+
+import emulated_cuda
+import numpy as np
+import pytest
+from integer_graphs import Generator
+from integer_nodes import cases, graph_of, numbers, scale
+
+from cnn_engine import Engine
+from cnn_engine.operators.quantized_conv2d import QuantizedConv2dNhwc
+from cnn_engine.operators.quantized_linear import QuantizedLinear
+
+
+@pytest.fixture(
+    params=[80, 75, pytest.param(0, marks=pytest.mark.gpu)], ids=["sm_80", "sm_75", "gpu"]
+)
+def architecture(request, monkeypatch):
+    """Kernels as compiled for an architecture and emulated, or a GPU."""
+    if request.param:
+        emulated_cuda.install(monkeypatch, request.param)
+    return request.param
+
+
+def check(record, arrays) -> None:
+    """Runs a node in an engine on CUDA, by a kernel there."""
+    graph, given = graph_of(record, arrays)
+    with Engine(graph, device="cuda") as engine:
+        found = engine.run(given)["y"]
+        assert not engine.plan(*engine._plans.open().first).fallbacks, record
+    np.testing.assert_array_equal(
+        found, record.reference(*arrays).astype(found.dtype), err_msg=str(record)
+    )
+
+
+@pytest.mark.parametrize("one", ["int8", "uint8"])
+def test_nodes_are_their_references(rng, architecture, one):
+    for record, arrays in cases(rng, one, "uint8" if one == "int8" else "int8"):
+        check(record, arrays)
+
+
+def layer(rng, x_type: str, w_type: str, sizes, filters: int, kernel, y: str, extra: str, **more):
+    """Returns a convolution and its inputs; ``extra``: the residual, the inner scale or the table it has."""
+    n, h, w, c = sizes
+    groups = more.get("groups", 1)
+    shape = (n, c, h, w) if more.get("planar") else sizes
+    zero, w_zero = numbers(rng, x_type), numbers(rng, w_type, filters)
+    weight = numbers(rng, w_type, filters, c // groups, *kernel)
+    bias = numbers(rng, "int32", filters) // 2**12
+    factors = scale(rng, filters) / (80 * np.sqrt(weight[0].size))
+    arrays = [numbers(rng, x_type, *shape), weight, factors.astype(np.float32), bias, zero, w_zero]
+    if y in ("int32", "float32"):
+        arrays[2] = None if y == "int32" else arrays[2]
+        return QuantizedConv2dNhwc(y, **more), arrays
+    arrays.append(numbers(rng, y))
+    if extra == "inner":
+        more["inner"] = (-100, 90)
+    record = QuantizedConv2dNhwc(y, **more)
+    if extra in ("residual", "inner"):
+        of_type = ("int8", "uint8")[rng.integers(2)]
+        made = record_shape(record, arrays)
+        arrays += [numbers(rng, of_type, *made), scale(rng)[()], numbers(rng, of_type)]
+        arrays += [None, scale(rng)[()]] if extra == "inner" else []
+    if extra == "table":
+        arrays += [None, None, None, numbers(rng, "uint8", 256)]
+    return record, arrays
+
+
+def record_shape(record, arrays) -> tuple[int, ...]:
+    plain = QuantizedConv2dNhwc(
+        "int32", None, None, record.stride, record.padding, record.dilation, record.groups,
+        planar=record.planar,
+    )  # fmt: skip
+    return plain.reference(arrays[0], arrays[1]).shape
+
+
+#: Each way of reading x (16, 8, 4 bytes, one; planes), tiles of both sizes, groups, and what follows the sum.
+CONVOLUTIONS = [
+    ("int8", "int8", (2, 9, 7, 32), 70, (3, 3), "uint8", "residual", {"padding": (1, 1, 1, 1)}),
+    ("uint8", "int8", (1, 17, 19, 16), 64, (3, 3), "int8", "table", {"stride": (2, 1), "dilation": (2, 1)}),
+    ("uint8", "uint8", (1, 33, 31, 8), 24, (1, 1), "uint8", "inner", {}),
+    ("int8", "uint8", (2, 7, 6, 24), 12, (2, 3), "int8", "", {"groups": 3, "padding": (0, 2, 1, 0)}),
+    ("int8", "int8", (1, 8, 8, 20), 9, (5, 1), "float32", "", {"padding": (2, 0, 2, 0)}),
+    ("uint8", "uint8", (1, 6, 5, 7), 5, (3, 3), "int32", "", {"padding": (1, 1, 1, 1)}),
+    ("uint8", "int8", (2, 15, 13, 3), 33, (7, 7), "uint8", "", {"planar": True, "stride": (2, 2)}),
+    ("int8", "int8", (1, 1, 1, 300), 10, (1, 1), "int8", "", {}),
+    ("uint8", "int8", (1, 9, 11, 36), 36, (3, 3), "int8", "residual", {"groups": 36, "stride": (2, 2)}),
+    ("int8", "uint8", (2, 6, 6, 15), 15, (5, 3), "uint8", "inner", {"groups": 15, "padding": (2, 1, 2, 1)}),
+    ("int8", "int8", (1, 6, 6, 12), 24, (3, 3), "uint8", "", {"groups": 12, "padding": (1, 1, 1, 1)}),
+    ("uint8", "int8", (1, 40, 30, 48), 130, (1, 1), "int8", "residual", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS, ids=lambda case: "-".join(map(str, case[2:6])))
+def test_convolutions_are_their_references(rng, architecture, case):
+    *plain, more = case
+    check(*layer(rng, *plain, **more))
+
+
+@pytest.mark.parametrize("order", range(4))
+def test_no_order_of_threads_changes_a_convolution(rng, monkeypatch, order):
+    emulated_cuda.install(monkeypatch, 80)
+    emulated_cuda.module(80).set_order(order)
+    try:
+        check(*layer(rng, *CONVOLUTIONS[0][:-1], **CONVOLUTIONS[0][-1]))
+    finally:
+        emulated_cuda.module(80).set_order(0)
+
+
+def test_sums_are_modulo_2_to_the_32(rng, architecture):
+    """A bias near the end of int32, which the sum passes."""
+    x, weight = np.full((1, 64), 127, np.int8), np.full((3, 64), 127, np.int8)
+    bias = np.array([2**31 - 1, -(2**31), 2**31 - 10], np.int32)
+    check(QuantizedLinear("int32"), [x, weight, None, bias])
+
+
+@pytest.mark.parametrize("seed", [5, 36, 51, 74])
+def test_random_networks_make_the_integers_of_the_cpu(architecture, seed):
+    generator = Generator(seed)
+    proto, x = generator.network(1 + seed % 6), generator.input(2)
+    wanted = Engine(proto, device="cpu").run({"x": x})
+    engine = Engine(proto, device="cuda")
+    for name, found in engine.run({"x": x}).items():
+        np.testing.assert_array_equal(found, wanted[name], err_msg=name)
+    assert not engine.plan(2, x.dtype).fallbacks
