@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -111,18 +112,8 @@ def _compile(architecture: int, options: tuple[str, ...], to: Path) -> None:
 
     def compiled(file: Path) -> str:
         target = str(to / f"{file.stem}.o")
-        _run(
-            *compiler,
-            *flags,
-            "-include",
-            "cuda_runtime.h",
-            "-x",
-            "c++",
-            "-c",
-            str(file),
-            "-o",
-            target,
-        )
+        source = "-include", "cuda_runtime.h", "-x", "c++", "-c", str(file)
+        _run(*compiler, *flags, *source, "-o", target)
         return target
 
     with ThreadPoolExecutor(2) as two:
@@ -149,8 +140,11 @@ def module(architecture: int = 80) -> Any:
     parts += [file.read_text() for file in sorted([*files, TOP / "csrc/ops/operators.def"])]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     to = TOP / "build" / f"emulated-{architecture}-{key}"
-    if not (to / "module.so").exists():
-        _compile(architecture, options, to)
+    to.parent.mkdir(exist_ok=True)
+    with open(f"{to}.lock", "w") as lock:  # processes of one test run compile once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (to / "module.so").exists():
+            _compile(architecture, options, to)
     spec = importlib.util.spec_from_file_location(f"emulated_{architecture}", to / "module.so")
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
