@@ -79,6 +79,9 @@ BUILD: dict[str, Variable] = {
 
 #: Read by the tests and benchmarks.
 TESTS: dict[str, Variable] = {
+    "CNN_ENGINE_EMULATOR_FLAGS": Variable(
+        "flags", "none", "Further flags of the emulated CUDA kernels, such as -fsanitize=address."
+    ),
     "CNN_ENGINE_FUZZ": Variable(
         "a count", "40", "How many damaged result files test_damaged_results.py makes of each kind."
     ),

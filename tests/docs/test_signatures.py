@@ -33,6 +33,7 @@ LEFT = {
     "cuda/common/conv2d_blocked.cu": {"conv2d_blocked"},
     "cuda/common/matmul.cu": {"linear_blocked", "matmul_blocked"},
     "cuda/common/recurrent.cu": {"recurrent"},
+    "cuda/sm75/quantized_conv2d.cu": {"quantized_conv2d"},
     "ops/conv2d_blocked.h": {"conv2d_blocked"},
     "ops/conv2d_nhwc.h": {"conv2d_nhwc", "conv2d_nhwc_bfloat16"},
     "ops/expand_depthwise.h": {"expand_depthwise"},
