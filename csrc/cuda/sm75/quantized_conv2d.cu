@@ -100,11 +100,11 @@ void quantized_conv2d_pack(const std::int16_t* weight, const std::int32_t* bias,
   if (scale) std::memcpy(to.scale(), scale, sizeof(*scale) * p.k);
   for (int k = 0; k < p.k; ++k) {  // modulo 2^32
     std::uint32_t sum = 0;
-    for (int t = 0; t < p.taps(); ++t) sum += weight[std::int64_t{k} * p.taps() + t];
+    for (int t = 0; t < p.filter_size(); ++t) sum += weight[std::int64_t{k} * p.filter_size() + t];
     to.bias()[k] = static_cast<std::int32_t>((bias ? bias[k] : 0u) - sum * types.x_zero);
   }
   const auto at = [&](int k, int term) {
-    return weight[std::int64_t{k} * p.taps() + term % channels * area + term / channels];
+    return weight[std::int64_t{k} * p.filter_size() + term % channels * area + term / channels];
   };
   const int steps = steps_of(p, passes), filters = p.group_filters();
   for (int k = 0; k < p.k; ++k) {
@@ -114,10 +114,11 @@ void quantized_conv2d_pack(const std::int16_t* weight, const std::int32_t* bias,
     }
     const int own = k % filters;
     char* const block = to.weights(k / filters, own / 8, 0, steps);
-    for (int term = 0; term < passes * p.taps(); ++term) {
+    for (int term = 0; term < passes * p.filter_size(); ++term) {
       const int in_unit = term % 32, lane = own % 8 * 4 + in_unit % 16 / 4;
       block[std::int64_t{term / 32} * 256 + lane * 8 + in_unit / 16 * 4 + in_unit % 4] =
-          static_cast<char>(share_of(at(k, term % p.taps()), term / p.taps(), passes));
+          static_cast<char>(
+              share_of(at(k, term % p.filter_size()), term / p.filter_size(), passes));
     }
   }
   CUDA_CHECK(cudaMemcpyAsync(packed, memory.data(), memory.size(), cudaMemcpyHostToDevice, stream));

@@ -179,7 +179,7 @@ __global__ __launch_bounds__(Tile::kThreads) void quantized_conv2d_kernel(const 
   };
   constexpr int kThreadsARow = kStepBytes / Width, kRowsAtOnce = Tile::kThreads / kThreadsARow;
   const int byte = thread % kThreadsARow * Width;
-  ByteOffsets offsets(p.shape, byte, passes * p.shape.taps());
+  ByteOffsets offsets(p.shape, byte, passes * p.shape.filter_size());
   const auto copy_x = [&](char* to) {  // in the order of the steps
     const int down = offsets.r * p.shape.dilation_h, right = offsets.s * p.shape.dilation_w;
     const std::uint8_t* const x = p.x + (group * channels + offsets.c) * p.channel_step;

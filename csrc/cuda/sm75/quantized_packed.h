@@ -23,7 +23,7 @@ constexpr int kFilterStepBytes = 8 * kStepBytes;  // of the weights of eight fil
 
 // Steps of a sum of so many passes.
 CNN_ENGINE_INLINE int steps_of(const Conv2dShape& p, int passes) {
-  return (passes * p.taps() + kStepBytes - 1) / kStepBytes;
+  return (passes * p.filter_size() + kStepBytes - 1) / kStepBytes;
 }
 
 // One channel and one filter a group: no sum over channels.
