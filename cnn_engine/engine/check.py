@@ -12,7 +12,7 @@ worst case at every node grows past any error worth finding within a few layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -320,24 +320,35 @@ def check(
             exact = np.empty_like(array, np.float64 if array.dtype.kind == "f" else array.dtype)
         exact = exact.reshape(array.shape)
         floats = array.dtype.kind == "f"
-        error = (
-            float(differences(array, exact).max(initial=0.0)) if floats else differing(array, exact)
-        )
         axis = axis_of(exact.shape)
         if not compared and floats and exact.size and axis is not None:
             agreement = float(np.mean(array.argmax(axis) == exact.argmax(axis)))
         not_finite += int(exact.size - np.isfinite(exact).sum()) if floats else 0
-        calls = close_calls(exact, allowed[name])
-        compared.append(OutputCheck(name, list(exact.shape), error, allowed[name], *calls))
+        compared.append(compare_output(name, array, exact, allowed[name]))
+    return check_of(compared, count, agreement, not_finite)
+
+
+def compare_output(name: str, array: np.ndarray, exact: np.ndarray, allowed: float) -> OutputCheck:
+    """Returns the difference of an output from the reference's of the same shape."""
+    error = differing(array, exact)
+    if array.dtype.kind == "f":
+        error = float(differences(array, exact).max(initial=0.0))
+    return OutputCheck(name, list(exact.shape), error, allowed, *close_calls(exact, allowed))
+
+
+def check_of(
+    compared: Sequence[OutputCheck], images: int, agreement: float = 1.0, not_finite: int = 0
+) -> Check:
+    """Returns the check that these outputs are, led by the one that is furthest off."""
     worst = max(compared, key=_beyond)
     return Check(
         reference="NumPy float64",
-        images=count,
+        images=images,
         max_abs_diff=worst.max_abs_diff,
         top1_agreement=agreement,
         tolerance=worst.tolerance,
         not_finite=not_finite,
-        outputs=compared,
+        outputs=list(compared),
     )
 
 

@@ -25,6 +25,7 @@ from ..graph.graph import Graph, Node, Value
 from ..graph.model import Model
 from ..graph.network import Network
 from ..graph.probabilities import gives_probabilities
+from ..graph.stages import StagedModel
 from ..kernels import Kernel, select
 from ..locks import ForkSafeLock
 from ..lower import fused_network, user_kernels
@@ -120,6 +121,12 @@ class Engine:
             "tune": tune,
         }  # fmt: skip
         network = find(network, input_shape, constants)
+        if isinstance(network, StagedModel):
+            from . import staged  # which stands on this module
+
+            self.__class__ = staged.StagedEngine
+            self.begin(network)
+            return
         self.workload = network if isinstance(network, Workload) else None
         self.network: Network | Model = (
             network.network if isinstance(network, Workload) else network
@@ -590,6 +597,19 @@ class Engine:
                 self._plans.run(found, targets, batch, pixels, wanted)
         names = rooms if outputs is None else outputs
         return {n: given[n] if n in given else rooms[n].array for n in names}
+
+    def run_sized(self, inputs: Sequence[np.ndarray], sizes: Sizes) -> dict[str, np.ndarray]:
+        """Returns every output by name, of a pass whose sizes are known beside the shapes of its inputs.
+
+        Args:
+            inputs: in the network's order, C-contiguous, of their types and shapes.
+        """
+        size = sizes if sizes.numbers else self.form.batch
+        shapes = self._plans.shapes(size, self._reads_pixels)
+        found = {v.name: np.empty(shapes[v.name], v.dtype) for v in self.form.outputs}
+        addresses = [address_of(array) for array in (*inputs, *found.values())]
+        self._plans.run_at(addresses, size, self._reads_pixels)
+        return found
 
     def memory(self, plan: Plan) -> dict[str, int]:
         """Returns the bytes of a plan: of activations at their peak, and of all weights."""

@@ -14,6 +14,7 @@ from ..errors import InputError, expected
 from ..graph.graph import Graph
 from ..graph.model import Model
 from ..graph.network import Network
+from ..graph.stages import StagedModel
 from ..io import weights as weight_files
 from ..workload import Workload
 
@@ -22,7 +23,7 @@ def find(
     network: Any,
     input_shape: Mapping[str, Sequence[int | None]] | None,
     constants: Mapping[str, Any] | None = None,
-) -> Workload | Network | Model:
+) -> Workload | Network | Model | StagedModel:
     """Returns the network of an engine; see :class:`~cnn_engine.engine.engine.Engine`."""
     if isinstance(network, str) and not network.endswith(".onnx"):
         network = workload.get(network)
@@ -35,8 +36,8 @@ def find(
             if given is not None:
                 raise expected(name, "an ONNX model", type(network).__name__)
     if isinstance(network, Graph):
-        return Model(network)
-    if isinstance(network, (Workload, Network, Model)):
+        return Model(network) if network.found is None else StagedModel(network)
+    if isinstance(network, (Workload, Network, Model, StagedModel)):
         return network
     raise expected(
         "network",

@@ -372,6 +372,11 @@ class Plans:
         key = "host", batch, pixels, pinned, wanted
         self.pool.run(key, partial(self._build, key), *addresses)
 
+    def run_at(self, addresses: Sequence[int], batch: int | Sizes, pixels: bool) -> None:
+        """Runs one pass over pageable memory of the host: all inputs, then all outputs."""
+        key = "host", batch, pixels, (False, False), None
+        self.pool.run(key, partial(self._build, key), *addresses)
+
     def shapes(self, batch: int | Sizes, pixels: bool) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of all outputs of a pass over ``batch`` images, or of these sizes."""
         key = batch, pixels

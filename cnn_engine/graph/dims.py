@@ -65,6 +65,14 @@ class Sizes:
         """Whether a dimension is 0."""
         return any(number == 0 for _, number in self.numbers)
 
+    @property
+    def is_below_lowest(self) -> bool:
+        """Whether a number is less than graphs with symbols are made for."""
+        return any(
+            number < 1 and (least := lowest(symbol)) is not None and number < least
+            for symbol, number in self.numbers
+        )
+
     def as_symbols(self) -> Sizes:
         """Returns sizes that ask for the graph with symbols, with the decisions of these numbers."""
         return replace(self, symbolic=True)
@@ -140,6 +148,14 @@ class Evaluator:
     def __call__(self, dim: Dim) -> int:
         return self.value(dim.terms)
 
+    def set_default(self, symbol: str, number: int) -> None:
+        """Gives a symbol its number where it has none."""
+        self._numbers.setdefault(symbol, number)
+
+    def numbers(self) -> dict[str, int]:
+        """Returns the numbers of all symbols."""
+        return dict(self._numbers)
+
     def value(self, terms: _Terms) -> int:
         """Returns the number of a sum of products."""
         total = 0
@@ -161,6 +177,27 @@ class Evaluator:
         return found
 
 
+def lowest(symbol: str) -> int | None:
+    """Returns a number that a symbol is never less than; None: it may be any.
+
+    Dimensions of inputs are 1 or more. What is found while a graph runs, :func:`found_dimension` and
+    :func:`found_element`, may be 0 or any number.
+    """
+    if not symbol.endswith("]"):
+        return 1
+    return 0 if ".shape[" in symbol else None
+
+
+def found_dimension(tensor: str, axis: int) -> str:
+    """Returns the symbol of a dimension that is found while a graph runs: how many, such as of boxes."""
+    return f"{tensor}.shape[{axis}]"
+
+
+def found_element(tensor: str, index: int) -> str:
+    """Returns the symbol of an element that is found while a graph runs, and says a size or a branch."""
+    return f"{tensor}[{index}]"
+
+
 def _least(terms: _Terms, sign: int = 1) -> int | None:
     """Returns a number that ``sign`` times the expression is never less than, or None where none is known."""
     total = 0
@@ -169,7 +206,7 @@ def _least(terms: _Terms, sign: int = 1) -> int | None:
             return None
         bound = sign * coefficient
         for factor in factors:
-            least = 1 if type(factor) is str else _least_of(factor)
+            least = lowest(factor) if type(factor) is str else _least_of(factor)
             if least is None or least < 0:
                 return None
             bound *= least
@@ -495,6 +532,8 @@ class _Recorder:
     def __init__(self, numbers: Mapping[str, int] | Sizes) -> None:
         self.at = Evaluator(numbers)
         self.guards: dict[tuple, Guard] = {}
+        self.found: set[str] = set()
+        self.decisive: set[str] = set()
 
 
 class _Recorders(threading.local):
@@ -527,6 +566,37 @@ def record(guards: Iterable[Guard]) -> None:
         _recorders.all[-1].guards.update(((guard.kind, guard.terms), guard) for guard in guards)
 
 
+def find(symbol: str, number: int) -> Dim:
+    """Returns the dimension of a symbol that the block meets now, as this number unless it has one.
+
+    The block must be one of :func:`recorded`: decisions by the symbol are noted, see :func:`decisive`.
+    """
+    recorder = _recorders.all[-1]
+    recorder.at.set_default(symbol, number)
+    recorder.found.add(symbol)
+    return Dim.symbol(symbol)
+
+
+def example_numbers() -> dict[str, int]:
+    """Returns the numbers of all symbols by which the block of :func:`recorded` decides."""
+    return _recorders.all[-1].at.numbers()
+
+
+@contextmanager
+def decisive() -> Iterator[set[str]]:
+    """Yields the symbols of :func:`find` by which something is decided in the block, from outside on."""
+    if not _recorders.all:
+        yield set()
+        return
+    recorder = _recorders.all[-1]
+    outside = recorder.decisive
+    recorder.decisive = set(outside)
+    try:
+        yield recorder.decisive
+    finally:
+        recorder.decisive = outside
+
+
 def _decide(kind: str, terms: _Terms) -> bool:
     """Returns whether an expression is 0, or less; records it where that depends on a symbol.
 
@@ -553,6 +623,8 @@ def _decide(kind: str, terms: _Terms) -> bool:
             raise TypeError(f"expected a number, found the open dimension {_dim(terms)!r}")
         outcome = _recorders.all[-1].at.value(terms) < 0
     record((Guard(kind, terms, outcome),))
+    if (recorder := _recorders.all[-1]).found:
+        recorder.decisive |= symbols_of(terms) & recorder.found
     return outcome
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -78,6 +79,9 @@ class Graph:
         symbolic: the graph with symbols that this one was made of by putting numbers in, or None.
         like: a graph that has some of the nodes: what it knows of them is not found out again.
         metadata: what the file says beside its graph: key -> text.
+        at: the sizes that it is for, where the shapes of inputs do not say them; None: they do.
+        found: the graph with symbols, where some are found while it runs
+            (:class:`~cnn_engine.graph.stages.Found`); this one has their numbers in an example.
 
     Raises:
         InputError: a name is used twice, a tensor is used before it is made, or shapes do not fit.
@@ -97,6 +101,8 @@ class Graph:
     symbolic: Graph | None = field(default=None, compare=False, repr=False)
     like: Graph | None = field(default=None, compare=False, repr=False)
     metadata: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    at: Sizes | None = field(default=None, compare=False, repr=False)
+    found: Any = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "constants", MappingProxyType(dict(self.constants)))
@@ -112,7 +118,7 @@ class Graph:
         return Graph, (
             self.name, self.inputs, self.outputs, self.nodes, dict(self.constants), self.batched,
             self.rebuild, self.notes, dict(self.storage_dtype), dict(self.open_shapes), self.sized,
-            None, None, dict(self.metadata),
+            None, None, dict(self.metadata), self.at, self.found,
         )  # fmt: skip
 
     @cached_property
@@ -306,6 +312,8 @@ class Graph:
     @cached_property
     def sizes(self) -> Sizes:
         """The numbers of the inputs' open dimensions that the graph is made for."""
+        if self.at is not None:
+            return self.at
         return self.sizes_of({value.name: value.shape for value in self.inputs})
 
     def sizes_of(self, shapes: Mapping[str, Sequence[int]]) -> Sizes:

@@ -58,7 +58,7 @@ class SymbolicGraph:
 
     def stands_for(self, sizes: Sizes) -> bool:
         """Whether the same decisions would have been made for these sizes."""
-        if any(number < 1 for _, number in sizes.numbers):
+        if sizes.is_below_lowest:
             return False
         try:
             return self._holds(sizes)
@@ -112,6 +112,8 @@ class SymbolicGraph:
         made = {
             name: graph.__dict__[name] for name in Graph.__dataclass_fields__
         } | {"rebuild": rebuild, "symbolic": graph}  # fmt: skip
+        if graph.at is not None:
+            made["at"] = sizes
         if self._foldable:
             nodes, made["constants"], made["sized"] = self._folded(nodes, values)
         found = object.__new__(Graph)
@@ -225,7 +227,7 @@ class Specializations:
 
     def _made_symbolic(self, sizes: Sizes) -> SymbolicGraph | None:
         """Makes a graph by a typical batch, or else by these very sizes; None: no more are kept."""
-        if not sizes.numbers or any(number < 1 for _, number in sizes.numbers):
+        if not sizes.numbers or sizes.is_below_lowest:
             return None
         for wanted in dict.fromkeys((sizes.with_batch(TYPICAL_BATCH), sizes)):
             if wanted in self._tried or len(self._tried) >= 2 * MOST_VARIANTS:

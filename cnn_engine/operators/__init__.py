@@ -17,6 +17,7 @@ _FILES = (
     "conv2d",
     "conv_transpose2d",
     "copy",
+    "data_dependent",
     "det",
     "gather",
     "linear",

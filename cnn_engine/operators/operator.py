@@ -236,6 +236,9 @@ def broadcast(*shapes: Shape) -> Shape:
         for size in sizes:  # one that is not known yet is never asked whether it is 1
             if (isinstance(size, int) and size == 1) or (wide is not None and size == wide):
                 continue
+            if wide is not None and (size == 1 or wide == 1):
+                wide = size if wide == 1 else wide
+                continue
             if wide is not None:
                 found = " and ".join(str(list(shape)) for shape in shapes)
                 raise InputError(f"expected shapes that broadcast, found {found}")

@@ -11,9 +11,10 @@ import numpy as np
 from ...errors import InputError
 from ...operators import KINDS
 from ...operators.operator import Operator, Value
-from ..dims import Dim
+from ..dims import Dim, found_dimension
 from . import model as protobuf
 from .converters import CONVERTERS
+from .input_dims import EXAMPLE
 from .refusal import Refusal
 
 if TYPE_CHECKING:
@@ -156,15 +157,18 @@ class Call:
         return self.has(index) and self.inputs[index] in self._importer.constants
 
     def is_dimension(self, index: int) -> bool:
-        """Whether input ``index`` has a dimension among its elements that is not known yet."""
-        return self.has(index) and self.inputs[index] in self._importer.constants.expressions
-
-    def sizing(self, index: int) -> np.ndarray:
-        """Returns input ``index``, whose elements say how large an output is: see :meth:`constant`."""
-        name = self.input(index)
-        return self.constant(
-            index, None, f"the size of its output depends on the elements of {name!r}"
+        """Whether input ``index`` has whole numbers among its elements that are not known yet."""
+        if not self.has(index):
+            return False
+        name = self.inputs[index]
+        importer = self._importer
+        return name in importer.constants.expressions or (
+            name not in importer.constants and importer.may_be_found(name, ("int32", "int64"))
         )
+
+    def is_known(self, name: str) -> bool:
+        """Whether a tensor is known while loading."""
+        return name in self._importer.constants
 
     def constant(self, index: int, what: str | None, why: str = "") -> np.ndarray:
         """Returns input ``index``, which must be known while loading.
@@ -179,8 +183,14 @@ class Call:
         return self.constant_of(self.input(index), what, why)
 
     def constant_of(self, name: str, what: str | None, why: str = "") -> np.ndarray:
-        """Returns a tensor by name, which must be known while loading: see :meth:`constant`."""
+        """Returns a tensor by name, which must be known while loading: see :meth:`constant`.
+
+        A tensor that is found while the graph runs has the numbers of an example, for which alone the graph
+        is right then.
+        """
         found = self._importer.constants.get(name)
+        if found is None:
+            found = self._importer.found_array(name)
         if found is None:
             inputs = sorted(self._importer.sources.get(name, ()))
             reason = f"expected a constant, found {name!r}, which depends on the graph's inputs"
@@ -197,7 +207,10 @@ class Call:
         """Returns input ``index`` as whole numbers or dimensions, or None where it is not given."""
         if not self.has(index):
             return None
-        found = self._importer.constants.expressions.get(self.inputs[index])
+        name = self.inputs[index]
+        found = self._importer.constants.expressions.get(name)
+        if found is None and name not in self._importer.constants:
+            found = self._importer.elements(name, ("int32", "int64"))
         if found is None:
             found = self.constant(index, what)
         if found.dtype.kind not in "iuO" or found.ndim > 1:
@@ -207,6 +220,14 @@ class Call:
         if found.size > 4096:
             raise InputError(f"{what}: expected up to 4096 numbers, found {found.size}")
         return tuple(v if isinstance(v, Dim) else int(v) for v in found.reshape(-1))
+
+    def constant_size(self, index: int, what: str) -> int | Dim:
+        """Returns input ``index`` as one whole number or dimension."""
+        self.input(index)
+        found = self.constant_integers(index, what)
+        if len(found) != 1:
+            raise InputError(f"{what}: expected one number, found {len(found)}")
+        return found[0]
 
     def constant_number(self, index: int, what: str, default=None):
         """Returns input ``index`` as one number, or ``default`` where it is not given."""
@@ -276,6 +297,10 @@ class Call:
         Call(self._importer, node, self.name, {}).convert()
         return output
 
+    def found_dimension(self, axis: int):
+        """Returns a dimension of output 0 that is found while the graph runs."""
+        return self._importer.found(found_dimension(self.output(0), axis), EXAMPLE)
+
     def alias(self, source: str, output: int = 0) -> None:
         """Makes an output a copy of ``source``, for rewrites to drop."""
         self._importer.alias(self, source, self.output(output))
@@ -300,7 +325,7 @@ class Call:
         converter = CONVERTERS.get((self.domain, self.operator))
         if converter is not None:
             converter(self)
-        elif self.is_known():
+        elif self.has_converter():
             self.finish(self._record(RECORDS[self.operator]), self.inputs)
         elif self.operator in RANDOM and not self.domain:
             raise Refusal(
@@ -310,7 +335,7 @@ class Call:
             of = f" in the domain {self.domain!r}" if self.domain else ""
             raise Refusal(None, f"the operator is not supported{of}")
 
-    def is_known(self) -> bool:
+    def has_converter(self) -> bool:
         """Whether there is a converter of the operator, or a record of its name."""
         return (self.domain, self.operator) in CONVERTERS or (
             not self.domain and self.operator in RECORDS

@@ -46,6 +46,10 @@ class Constants(dict):
         return self[name] if found is None else found
 
 
+#: What moves elements.
+_MOVES = (Reshape, Transpose, Slice, Split, Concat)
+
+
 def _divided(a: Any, b: Any) -> Any:
     if a < 0 or b <= 0:
         raise NotImplementedError  # ONNX rounds to 0
@@ -64,6 +68,15 @@ _EACH: dict[type[Operator], Callable[[Any, Any], Any]] = {
     logic.Greater: operator.gt,
     logic.Less: operator.lt,
 }
+
+
+def may_fold(op: Operator) -> bool:
+    """Whether :func:`fold` knows the operator."""
+    return (
+        type(op) in _EACH
+        or type(op) in (*_MOVES, Where, Copy, ReduceProd, Gather)
+        or (type(op) is Cast and op.dtype in ("int64", "int32"))
+    )
 
 
 def fold(
@@ -89,9 +102,7 @@ def _computed(op: Operator, arrays: Sequence[np.ndarray | None]) -> Sequence[Any
     if type(op) is ReduceProd and arrays[0].ndim == 1:
         product = math.prod(arrays[0])
         return [np.array([product] if op.keepdims else product, object)]
-    if type(op) in (Reshape, Transpose, Slice, Split, Concat) or (
-        type(op) is Gather and arrays[1].dtype != object
-    ):
+    if type(op) in _MOVES or (type(op) is Gather and arrays[1].dtype != object):
         found = op.reference(*arrays)
         return found if isinstance(found, tuple) else [found]
     return None

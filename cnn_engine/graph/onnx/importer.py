@@ -13,6 +13,7 @@ from ...errors import InputError, UnsupportedError
 from ...operators.cast import Cast
 from ...operators.copy import Copy
 from ...operators.operator import Operator, Value, output_value
+from ..dims import Dim, decisive, find, found_element
 from ..folding import fold, held, worth_folding
 from ..graph import Graph, Node, Note, runnable_order
 from . import definitions, expressions
@@ -20,6 +21,24 @@ from . import model as protobuf
 from .call import Call
 from .refusal import ALL_FILL_BYTES, Refusal, UnsupportedNode, UnsupportedNodesError
 from .weights import release
+
+#: Elements of a tensor that are read while the graph runs: a shape's, a condition.
+MOST_ELEMENTS = 64
+#: Types of these; floats are known by their bits.
+INTEGERS = ("bool", "int32", "int64")
+READ = (*INTEGERS, "float32", "float64", "uint8")
+
+
+def as_array(numbers: Sequence[int], dtype: str) -> np.ndarray:
+    """Returns elements from the whole numbers that stand for them: floats by their bits."""
+    if dtype.startswith("float"):
+        return np.array(numbers, f"i{np.dtype(dtype).itemsize}").view(dtype)
+    return np.array(numbers, dtype)
+
+
+class FoundError(Exception):
+    """A graph depends on a number that is found while it runs."""
+
 
 #: Nodes that branches and loops may be when they are written out, all of them together.
 MOST_WRITTEN_OUT = 20_000
@@ -29,9 +48,29 @@ class Importer:
     """The state of one import."""
 
     def __init__(
-        self, source: str, folder: Path | None, opset: int, domains: Mapping[str, int]
+        self,
+        source: str,
+        folder: Path | None,
+        opset: int,
+        domains: Mapping[str, int],
+        finds: bool = False,
     ) -> None:
-        """Args: ``opset`` is of ONNX's own domain, ``domains`` are others and their versions."""
+        """Makes an import of nothing yet.
+
+        Args:
+            opset: of ONNX's own domain.
+            domains: others and their versions.
+            finds: whether there may be numbers that are found while the graph runs; else
+                :class:`FoundError` is raised where one is met.
+        """
+        self.finds = finds
+        #: Tensor -> its elements that are found while the graph runs: symbols of :func:`dims.find`.
+        self.read: dict[str, np.ndarray] = {}
+        #: Tensor, or node -> symbols found while the graph runs by which it was decided.
+        self.decided_by: dict[str, frozenset[str]] = {}
+        self.node_decided_by: dict[str, frozenset[str]] = {}
+        self._decisive: set[str] = set()
+        self._makers: dict[str, Node] = {}
         self.source, self.folder, self.opset = source, folder, opset
         self.domains = dict(domains)
         self.values: dict[str, Value] = {}
@@ -47,19 +86,75 @@ class Importer:
         #: Results of casts that round float32: kept where nothing but casts reads them.
         self._rounded: dict[str, str] = {}
         self._node_names: set[str] = set()
-        self._counter = 0
+        self._counters: dict[str, int] = {}
         self.depth = 0
         self._written_out = 0
+
+    # -- what is found while the graph runs ------------------------------------------------------
+
+    def found(self, symbol: str, number: int) -> Dim:
+        """Returns the dimension of a symbol that is found while the graph runs, ``number`` in an example.
+
+        Raises:
+            FoundError: the import is of a graph without such.
+        """
+        if not self.finds:
+            raise FoundError(symbol)
+        return find(symbol, number)
+
+    def may_be_found(self, name: str, dtypes: Sequence[str]) -> bool:
+        """Whether a tensor is small, of one of some types and not known: it may be read by the host."""
+        value = self.values.get(name)
+        return (
+            value is not None
+            and value.dtype in dtypes
+            and not any(isinstance(size, Dim) for size in value.shape)
+            and value.size <= MOST_ELEMENTS
+        )
+
+    def elements(self, name: str, dtypes: Sequence[str]) -> np.ndarray | None:
+        """Returns the elements of a tensor: numbers, expressions of dimensions, and symbols of elements to read.
+
+        None: it is too large, or of another type.
+        """
+        if name in self.constants:
+            return self.constants.known(name)
+        if not self.may_be_found(name, dtypes):
+            return None
+        if name in self.read:
+            return self.read[name]
+        value, node = self.values[name], self._makers.get(name)
+        if node is not None and expressions.may_fold(node.op):
+            arrays = [None if i is None else self.elements(i, INTEGERS) for i in node.inputs]
+            if all(a is not None or i is None for a, i in zip(arrays, node.inputs, strict=True)):
+                made = [self.values[output] for output in node.outputs]
+                folded = expressions.fold(node.op, arrays, made)
+                if folded is not None:
+                    return folded[node.outputs.index(name)]
+        found = np.empty(value.shape, object)
+        example = int(np.ones((), value.dtype).view(f"u{np.dtype(value.dtype).itemsize}"))
+        for index in range(found.size):
+            found.flat[index] = self.found(found_element(name, index), example)
+        self.read[name] = found
+        return found
+
+    def found_array(self, name: str) -> np.ndarray | None:
+        """Returns a tensor that is found while the graph runs in the numbers of the example, or None."""
+        found = self.elements(name, READ)
+        if found is None:
+            return None
+        value = self.values[name]
+        return as_array([int(item) for item in found.flat], value.dtype).reshape(value.shape)
 
     def where(self, call: Call) -> str:
         return f"{self.source}, node {call.name} ({call.operator})"
 
     def fresh(self, prefix: str) -> str:
-        self._counter += 1
-        name = f"{prefix}{self._counter}"
-        while name in self.values:
-            self._counter += 1
-            name = f"{prefix}{self._counter}"
+        """Returns a new name of a tensor, which depends on no node of another prefix."""
+        name = None
+        while name is None or name in self.values:
+            self._counters[prefix] = number = self._counters.get(prefix, 0) + 1
+            name = f"{prefix}{number}"
         return name
 
     def unique_node_name(self, name: str) -> str:
@@ -85,6 +180,8 @@ class Importer:
             value = replace(value, dtype="float32")
         self.values[value.name] = value
         self.sources[value.name] = sources
+        if self._decisive:
+            self.decided_by[value.name] = frozenset(self._decisive)
 
     def define_input(self, value: Value) -> dict[str, str]:
         """Makes ``value`` an input of the graph; returns the tensors that nodes read instead: name -> name.
@@ -272,12 +369,16 @@ class Importer:
             )
         )
         lost = [name for name in call.inputs if name in self.unknown]
+        outside = self._decisive
         try:
             if lost:
                 self._check_only(call)
             else:
-                call.convert()
-                self._check_outputs(call)
+                with decisive() as self._decisive:
+                    for name in call.inputs:
+                        self._decisive.update(self.decided_by.get(name, ()))
+                    call.convert()
+                    self._check_outputs(call)
                 return
         except Refusal as refusal:
             inputs = refusal.inputs or ()
@@ -295,6 +396,8 @@ class Importer:
             # What no check foresaw in a file that is not what it should be.
             reason = " ".join(str(error).split())[:200]
             raise InputError(f"{self.where(call)}: does not fit its inputs: {reason}") from None
+        finally:
+            self._decisive = outside
         for name in call.outputs:
             if name is not None and name not in self.values:
                 if name in self.unknown:
@@ -313,7 +416,7 @@ class Importer:
 
     def _check_only(self, call: Call) -> None:
         """Refuses an operator that is not known, where shapes are not known to say more."""
-        if not call.is_known() and not definitions.has_one(self, call):
+        if not call.has_converter() and not definitions.has_one(self, call):
             call.convert()
 
     def _check_outputs(self, call: Call) -> None:
@@ -363,7 +466,11 @@ class Importer:
             self._rounded[outputs[0]] = op.through
             op = Cast(op.dtype)
         name = call.node_name()
-        self.nodes.append(Node(name, op, tuple(inputs), tuple(outputs), (call.name,)))
+        node = Node(name, op, tuple(inputs), tuple(outputs), (call.name,))
+        self.nodes.append(node)
+        self._makers.update(dict.fromkeys(outputs, node))
+        if decided := self._decisive.union(*(self.decided_by.get(i, ()) for i in given)):
+            self.node_decided_by[name] = frozenset(decided)
         return outputs[0]
 
     def _emit_expressions(
@@ -432,9 +539,15 @@ def build(
         UnsupportedNodesError: some nodes cannot be run.
     """
     importer.refuse_problems()
-    nodes = importer.settle_rounding(prune(importer.nodes, outputs))
+    nodes = importer.settle_rounding(prune(importer.nodes, [*outputs, *importer.read]))
     used = {name for node in nodes for name in node.inputs} | set(outputs)
-    constants = {name: importer.constants[name] for name in importer.constants if name in used}
+    computed = importer.constants.expressions.keys() & used if importer.finds else ()
+    constants = {
+        name: importer.constants[name]
+        for name in importer.constants
+        if name in used and name not in computed
+    }
+    inputs = (*inputs, *(importer.values[name] for name in sorted(computed)))
     filled = sum(array.nbytes for array in constants.values() if held(array) < array.nbytes)
     if filled > ALL_FILL_BYTES:
         raise InputError(

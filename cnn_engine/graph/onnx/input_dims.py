@@ -52,10 +52,19 @@ def usual_names(dims: Sequence[int | str | Dim | None]) -> list[str]:
     return names
 
 
-def decided_otherwise(guards: Sequence[Guard], sizes: Sizes, tried: set[Sizes]) -> Sizes | None:
-    """Returns sizes for which the last decision that can be is another one, or None."""
+def decided_otherwise(
+    guards: Sequence[Guard],
+    sizes: Sizes,
+    tried: set[Sizes],
+    fixed: frozenset[str] = frozenset(),
+) -> Sizes | None:
+    """Returns sizes for which the last decision that can be is another one, or None.
+
+    Args:
+        fixed: symbols that keep their numbers, beside the batch.
+    """
     for guard in reversed(guards[-4:]):
-        for symbol in sorted(symbols_of(guard.terms) - {sizes.batch}):
+        for symbol in sorted(symbols_of(guard.terms) - {sizes.batch} - fixed):
             for number in CANDIDATES:
                 other = sizes.updated({symbol: number})
                 if other not in tried and not guard.holds(Evaluator(other)):

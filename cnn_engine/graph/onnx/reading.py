@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from ...errors import InputError, UnsupportedError, printable
 from ...floating_point import usual_mode
-from ..dims import TYPICAL_BATCH, Dim, Sizes, recorded
+from ..dims import TYPICAL_BATCH, Dim, Sizes, example_numbers, recorded
 from ..graph import Graph
 from ..graph import Value as _Value
 from ..specialization import Specializations, SymbolicGraph
+from ..stages import Found
 from . import model as protobuf
-from .importer import Importer, build
+from .importer import FoundError, Importer, build
 from .input_dims import EXAMPLE, EXAMPLES, decided_otherwise, dims_of, example, text_of, usual_names
 
 #: Characters of an error: names in a file may be of any length.
@@ -295,15 +298,36 @@ class _Reader:
                     else:
                         numbers.setdefault(named, EXAMPLES.get(usual[axis], EXAMPLE))
         sizes = Sizes.of(numbers, symbol)
-        if not numbers or any(isinstance(value, _Open) for value in inputs):
-            return self.graph(sizes)
-        if len(numbers) == (symbol is not None):
-            return Specializations(self.graph)(sizes)
-        sizes, variants = self._possible(sizes)
-        return Specializations(self.graph, variants=variants)(sizes)
+        try:
+            if not numbers or any(isinstance(value, _Open) for value in inputs):
+                return self.graph(sizes)
+            if len(numbers) == (symbol is not None):
+                return Specializations(self.graph)(sizes)
+            sizes, variants = self._possible(sizes)
+            return Specializations(self.graph, variants=variants)(sizes)
+        except FoundError:
+            return self.found(sizes).example()
 
-    def _possible(self, sizes: Sizes) -> tuple[Sizes, tuple[SymbolicGraph, ...]]:
+    def found(self, sizes: Sizes, known: Mapping[str, int] = MappingProxyType({})) -> Found:
+        """Returns the graph of a model that finds numbers while it runs.
+
+        Args:
+            sizes: of all open dimensions, and examples of what is found.
+            known: symbol -> its number, which is no example.
+        """
+        sizes = sizes.updated(known)
+        _, (variant,) = self._possible(sizes, finds=True, fixed=frozenset(known))
+        at = partial(_found_at, self, sizes)
+        return replace(variant.graph.found, guards=variant.guards, at=at)
+
+    def _possible(
+        self, sizes: Sizes, finds: bool = False, fixed: frozenset[str] = frozenset()
+    ) -> tuple[Sizes, tuple[SymbolicGraph, ...]]:
         """Returns sizes that the model can have: these, or others where a check of its nodes fails.
+
+        Args:
+            finds: whether the model finds numbers while it runs.
+            fixed: symbols of which no other numbers are tried.
 
         Returns:
             the sizes, and graphs with symbols that were made on the way.
@@ -312,23 +336,28 @@ class _Reader:
             InputError: none were found; says what the first ones met.
         """
         first: InputError | None = None
-        tried = {sizes}
+        tried, met = {sizes}, {}
         for _ in range(_TRIALS):
-            for wanted in dict.fromkeys((sizes.with_batch(TYPICAL_BATCH), sizes)):
+            usual = sizes if sizes.batch in fixed else sizes.with_batch(TYPICAL_BATCH)
+            for wanted in dict.fromkeys((usual, sizes)):
                 with recorded(wanted) as guards:
                     try:
-                        graph = self.graph(wanted.as_symbols())
+                        graph = self.graph(wanted.as_symbols(), finds)
                     except UnsupportedError:
                         raise
                     except InputError as error:
                         first = first or error
+                        met |= example_numbers()
                         continue
                 return sizes, (SymbolicGraph(graph, tuple(guards.values())),)
-            sizes = decided_otherwise(list(guards.values()), sizes, tried)
+            sizes = sizes.updated({**met, **dict(sizes.numbers)})
+            sizes = decided_otherwise(list(guards.values()), sizes, tried, fixed)
             if sizes is None:
                 break
             tried.add(sizes)
         inputs = [value for value in self.stated()[0] if isinstance(value, _Value)]
+        if finds and first is not None:
+            raise first
         raise self._shapes_wanted(
             [v for v in inputs if any(isinstance(d, Dim) for d in v.shape)], first
         )
@@ -369,9 +398,16 @@ class _Reader:
             return sizes
         return [d if g is None else g for d, g in zip(dims, sizes, strict=True)]
 
-    def graph(self, sizes: Sizes) -> Graph:
-        """Returns the graph for these sizes; of symbolic ones with their symbols in its shapes."""
-        importer = Importer(self.source, self.folder, self.opset, self.domains)
+    def graph(self, sizes: Sizes, finds: bool = False) -> Graph:
+        """Returns the graph for these sizes; of symbolic ones with their symbols in its shapes.
+
+        Args:
+            finds: whether the model finds numbers while it runs: see :attr:`Graph.found`.
+
+        Raises:
+            FoundError: it does, and was not said to.
+        """
+        importer = Importer(self.source, self.folder, self.opset, self.domains, finds)
         inputs, batched, _ = self.stated()
         scope: dict[str, str] = {}
         for value in inputs:
@@ -408,14 +444,16 @@ class _Reader:
             if any(isinstance(dim, Dim) for dim in value.shape)
         }
         values = [importer.values[value.name] for value in inputs]
-        return build(
-            importer,
-            title,
-            values,
-            outputs,
-            batched=batched,
-            open_shapes=open_shapes,
-            metadata=self.metadata,
+        facts: dict[str, Any] = {
+            "batched": batched, "open_shapes": open_shapes, "metadata": self.metadata,
+        }  # fmt: skip
+        if finds:
+            facts |= {"at": sizes}
+        graph = build(importer, title, values, outputs, **facts)
+        return (
+            replace(graph, found=_found(importer, graph, len(values)), like=graph)
+            if finds
+            else graph
         )
 
     def _shapes_wanted(
@@ -447,6 +485,25 @@ class _Reader:
         dtype = protobuf.DTYPES.get(tensor.elem_type)
         if dims is not None and dtype is not None and all(isinstance(d, int) for d in dims):
             importer.declared[proto.name] = (tuple(dims), dtype)
+
+
+def _found(importer: Importer, graph: Graph, inputs: int) -> Found:
+    """Returns what an import met that is found while its graph runs; guards are the caller's to add."""
+    computed = {
+        value.name: (importer.constants.expressions[value.name], value.dtype)
+        for value in graph.inputs[inputs:]
+    }
+    decided = {
+        name: importer.decided_by[name] for name in graph.outputs if name in importer.decided_by
+    }
+    return Found(
+        replace(graph, like=graph), inputs, (), example_numbers(), importer.read, computed,
+        {**decided, **importer.node_decided_by}, None,
+    )  # fmt: skip
+
+
+def _found_at(reader: _Reader, sizes: Sizes, known: Mapping[str, int]) -> Found:
+    return reader.found(sizes, known)
 
 
 def _metadata(model) -> dict[str, str]:

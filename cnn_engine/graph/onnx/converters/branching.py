@@ -1,4 +1,7 @@
-"""Branches and loops: which nodes run, and how often, is settled while loading."""
+"""Branches and loops: which nodes run, and how often, is settled while loading.
+
+Where a condition or a trip count is found while the graph runs, it is for the numbers that were found.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def _one_bool(found: np.ndarray, what: str) -> bool:
 
 @converts("If")
 def if_(call) -> None:
-    """Takes the branch that the condition names; the condition must be known while loading."""
+    """Takes the branch that the condition names."""
     branches = {True: call.body("then_branch"), False: call.body("else_branch")}
     call.refuse_others()
     body = branches[_flag(call, 0, "condition")]
@@ -99,7 +102,7 @@ def _finish(call, states: list[str]) -> None:
 
 @converts("Loop")
 def loop(call) -> None:
-    """Writes out every iteration; how many there are must be known while loading."""
+    """Writes out every iteration."""
     carried = len(call.inputs) - 2
     stacked = len(call.outputs) - carried
     if carried < 0 or stacked < 0:
@@ -120,6 +123,8 @@ def loop(call) -> None:
         states = made[:carried]
         for names, name in zip(parts, made[carried:], strict=True):
             names.append(name)
+        if not call.is_known(condition):
+            raise Refusal("body", "a loop that ends by what it computes is not supported")
         running = _one_bool(call.constant_of(condition, "condition"), "condition")
         done += 1
     _finish(call, states)

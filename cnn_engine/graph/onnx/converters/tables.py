@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from ....errors import InputError, UnsupportedError
+from ....operators.data_dependent import NonMaxSuppression, NonZero, Unique
 from ....operators.gather import Gather, OneHot, ScatterElements
 from ....operators.operator import axis_in
 from ....operators.order import CumProd, CumSum, TopK, Trilu
@@ -117,80 +118,47 @@ def eye_like(call) -> None:
     )
 
 
+def _data_dependent(call, make, inputs, axis: int, outputs: int = 1) -> None:
+    """Adds an operator whose inputs' values say how much it makes.
+
+    Args:
+        make: returns the record for a count of it.
+        axis: the dimension of the first output that this is.
+        outputs: how many there are.
+    """
+    if all(name is None or call.is_known(name) for name in inputs):
+        arrays = [None if name is None else call.constant_of(name, None) for name in inputs]
+        found = make(0).reference(*arrays)
+        for index, array in enumerate(found if isinstance(found, tuple) else (found,)):
+            if call.wants(index):
+                bounded(array.shape, array.dtype.itemsize)
+                call.set_constant(np.ascontiguousarray(array), output=index)
+        return
+    count = call.found_dimension(axis)
+    call.finish(make(count), inputs, outputs)
+
+
 @converts("NonZero")
 def non_zero(call) -> None:
-    found = call.sizing(0)
-    bounded((np.count_nonzero(found), found.ndim), 8)
-    call.set_constant(np.array(np.nonzero(found), np.int64).reshape(found.ndim, -1), output=0)
+    call.refuse_others()
+    _data_dependent(call, NonZero, [call.input(0)], 1)
 
 
 @converts("Unique")
 def unique(call) -> None:
-    x = call.sizing(0)
-    ordered = bool(call.number("sorted", 1))
-    axis = axis_in(call.number("axis", 0), x.ndim) if call.has_attribute("axis") else None
+    ordered, axis = bool(call.number("sorted", 1)), None
+    if call.has_attribute("axis"):
+        axis = axis_in(call.number("axis", 0), len(call.value(0).shape))
     call.refuse_others()
-    rows = x.reshape(-1) if axis is None else x
-    found, first, inverse, counts = np.unique(
-        rows, return_index=True, return_inverse=True, return_counts=True, axis=axis or 0
-    )
-    inverse = inverse.reshape(-1)
-    if not ordered:
-        order = np.argsort(first, kind="stable")
-        found, first, counts = np.take(found, order, axis or 0), first[order], counts[order]
-        inverse = np.argsort(order, kind="stable")[inverse]
-    for index, array in enumerate((found, first, inverse, counts)):
-        if call.wants(index):
-            kind = x.dtype if index == 0 else np.int64
-            call.set_constant(np.ascontiguousarray(array, kind), output=index)
+    _data_dependent(call, lambda n: Unique(n, axis, ordered), [call.input(0)], axis or 0, 4)
 
 
 @converts("NonMaxSuppression")
 def non_max_suppression(call) -> None:
-    """Boxes of each class that overlap none that scores higher; how many there are, their values say."""
-    boxes, scores = call.sizing(0), call.sizing(1)
-    most = call.constant_number(2, "max_output_boxes_per_class", 0)
-    overlap = call.constant_number(3, "iou_threshold", 0.0)
-    least = call.constant_number(4, "score_threshold", -math.inf)
-    centred = call.number("center_point_box", 0)
+    centred = bool(call.number("center_point_box", 0))
     call.refuse_others()
-    if (
-        boxes.ndim != 3
-        or boxes.shape[2] != 4
-        or scores.ndim != 3
-        or (scores.shape[0], scores.shape[2]) != boxes.shape[:2]
-    ):
-        raise InputError(
-            f"expected boxes [N, B, 4] and scores [N, C, B], found {list(boxes.shape)} and "
-            f"{list(scores.shape)}"
-        )
-    boxes = boxes.astype(np.float64)
-    if centred:
-        middle, half = boxes[..., :2], np.abs(boxes[..., 2:]) / 2
-        low, high = middle - half, middle + half
-    else:
-        low = np.minimum(boxes[..., :2], boxes[..., 2:])
-        high = np.maximum(boxes[..., :2], boxes[..., 2:])
-    areas = np.prod(high - low, axis=-1)
-    chosen: list[tuple[int, int, int]] = []
-    for image, kind in np.ndindex(*scores.shape[:2]):
-        line = scores[image, kind]
-        order = np.argsort(-line, kind="stable")
-        left = order[line[order] > least]
-        for _ in range(max(most, 0)):
-            if not len(left):
-                break
-            best, left = left[0], left[1:]
-            chosen.append((image, kind, int(best)))
-            sides = np.minimum(high[image, left], high[image, best]) - np.maximum(
-                low[image, left], low[image, best]
-            )
-            shared = np.prod(np.maximum(sides, 0.0), axis=-1)
-            whole = areas[image, left] + areas[image, best] - shared
-            with np.errstate(all="ignore"):
-                same = np.where(whole > 0, shared / whole, 0.0)
-            left = left[same <= overlap]
-    call.set_constant(np.array(chosen, np.int64).reshape(-1, 3), output=0)
+    inputs = [call.inputs[i] if call.has(i) else None for i in range(5)]
+    _data_dependent(call, lambda n: NonMaxSuppression(n, centred), inputs, 0)
 
 
 @converts("Gather")
@@ -203,17 +171,17 @@ def gather(call) -> None:
 
 @converts("Compress")
 def compress(call) -> None:
-    x = call.value(0)
-    condition = call.sizing(1)
-    bounded((np.count_nonzero(condition),), 8)
-    name = call.input(0)
-    axis = 0
+    x, name, axis = call.value(0), call.input(0), 0
     if call.has_attribute("axis"):
         axis = axis_in(call.number("axis", 0), len(x.shape))
     else:
         name = call.emit(Reshape((x.size,), allow_zero=True), [name])
-    positions = np.nonzero(condition.reshape(-1))[0].astype(np.int64)
-    call.finish(Gather(axis), [name, call.set_constant(positions)])
+    call.refuse_others()
+    positions = call.onnx("NonZero", [call.input(1)])
+    positions = call.emit(
+        Reshape((call.value_of(positions).shape[1],), allow_zero=True), [positions]
+    )
+    call.finish(Gather(axis), [name, positions])
 
 
 @converts("ScatterElements", "Scatter")
@@ -242,9 +210,7 @@ def cumulative(call) -> None:
 
 @converts("TopK")
 def top_k(call) -> None:
-    k = call.number("k", 0) if call.opset < 10 else call.constant_number(1, "k")
-    if not isinstance(k, int):
-        raise InputError(f"k: expected a whole number, found {k}")
+    k = call.number("k", 0) if call.opset < 10 else call.constant_size(1, "k")
     axis = axis_in(call.number("axis", -1), len(call.value(0).shape))
     largest = bool(call.number("largest", 1))
     call.number("sorted", 1)  # in order is one of the orders that "not sorted" allows

@@ -1,0 +1,356 @@
+"""Engines of graphs that find numbers while they run: how many boxes stay, which branch is taken.
+
+Each stage of such a graph (:mod:`cnn_engine.graph.stages`) has an engine of its own, whose plans are kept by
+size. What stands between two stages runs on the host: it finds how large the next one is, or which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import devices
+from ..devices import arrays
+from ..devices import threads as thread_counts
+from ..errors import InputError, UnsupportedError, expected
+from ..floating_point import usual_mode
+from ..graph.dims import Evaluator
+from ..graph.graph import Node
+from ..graph.reference import reference
+from ..graph.stages import (
+    Found,
+    Stage,
+    StagedModel,
+    StageGraphs,
+    bound,
+    cut,
+    evaluated,
+    rest_of,
+)
+from ..locks import ForkSafeLock
+from ..workload import Samples
+from . import arguments, conversion
+from .check import Check, OutputCheck, check_of, compare_output, tolerance
+from .engine import Engine
+from .outputs import Outputs, outputs_by_name
+from .phases import Phases
+from .plan_cache import CLOSED
+
+#: Ways of going on after a stage that are kept, each with an engine.
+MOST_WAYS = 32
+
+#: Numbers of which the way is remembered.
+MOST_REMEMBERED = 512
+
+
+class _Way:
+    """A stage as it is decided for some numbers, and the ways on from there.
+
+    Attributes:
+        rest: guards by numbers that its plans do not depend on.
+    """
+
+    def __init__(self, stage: Stage, options: Mapping[str, Any]) -> None:
+        self.stage = stage
+        self.graphs = None if stage.graph is None else StageGraphs(stage)
+        symbols = frozenset() if self.graphs is None else self.graphs.symbols
+        self.rest = rest_of(stage.guards, symbols)
+        self.ways = _Ways()
+        self.engine: Engine | None = None
+        if self.graphs is not None:
+            example = self.graphs(self.graphs.sizes(stage.of.numbers))
+            self.engine = Engine(example, **options)
+
+    @property
+    def key(self) -> tuple:
+        return self.stage.signature, self.rest
+
+    def stage_at(self, numbers: Mapping[str, int]) -> Stage | None:
+        """Returns the stage as it is decided for these numbers; None: this is not the way."""
+        at = Evaluator(numbers)
+        try:
+            if not all(guard.holds(at) for guard in self.rest):
+                return None
+        except (KeyError, ZeroDivisionError):
+            return None
+        return self.stage if self.graphs is None else self.graphs.stage(numbers)
+
+    def run(self, env: Mapping[str, np.ndarray], numbers: Mapping[str, int]) -> dict[str, Any]:
+        """Returns what the stage's nodes make of the arrays of ``env``."""
+        if self.engine is None:
+            return {}
+        sizes = self.graphs.sizes(numbers)
+        given = [np.ascontiguousarray(env[v.name]) for v in self.stage.graph.inputs]
+        return self.engine.run_sized(given, sizes)
+
+
+class _Ways:
+    """The ways on from a stage, by the numbers that were found."""
+
+    def __init__(self) -> None:
+        self._all: list[_Way] = []
+        self._remembered: dict[tuple, tuple[_Way, Stage]] = {}
+
+    def find(self, numbers: Mapping[str, int]) -> tuple[_Way, Stage] | None:
+        """Returns the way for these numbers and its stage, where it is known."""
+        key = tuple(numbers.items())
+        found = self._remembered.get(key)
+        if found is not None:
+            return found
+        for way in self._all:
+            if (stage := way.stage_at(numbers)) is not None:
+                if len(self._remembered) >= MOST_REMEMBERED:
+                    self._remembered.clear()
+                found = self._remembered[key] = way, stage
+                return found
+        return None
+
+    def add(self, stage: Stage, options: Mapping[str, Any]) -> _Way:
+        """Returns the way of a stage: a known one, which learns of other sizes, or a new one."""
+        key = stage.signature, rest_of(stage.guards, stage.symbols)
+        way = next((way for way in self._all if way.key == key), None)
+        if way is None:
+            way = _Way(stage, options)
+            self._all = [*self._all[-MOST_WAYS + 1 :], way]
+            self._remembered.clear()
+        elif way.graphs is not None:
+            way.graphs.add(stage)
+        return way
+
+
+def _array(stage: Stage, name: str, env: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Returns a tensor in host memory."""
+    found = env.get(name)
+    return stage.of.graph.constants[name] if found is None else found
+
+
+def _computed(stage: Stage, numbers: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Returns the tensors that the stage reads, and that are expressions of numbers."""
+    computed = stage.of.computed
+    if not computed:
+        return {}
+    read = [value.name for value in (stage.graph.inputs if stage.graph else ())]
+    read += [name for node in stage.hosts for name in node.inputs if name is not None]
+    read += stage.of.graph.outputs if stage.is_last else ()
+    at = Evaluator(numbers)
+    return {name: evaluated(*computed[name], at) for name in read if name in computed}
+
+
+class StagedEngine(Engine):
+    """An engine of a graph that finds numbers while it runs; made by :class:`Engine`."""
+
+    def begin(self, network: StagedModel) -> None:
+        """Makes the engines of the stages of an example.
+
+        Raises:
+            UnsupportedError: the device cannot run the graph.
+        """
+        self.network = network
+        self.workload = None
+        self.weights, self.weights_source = dict(network.base.constants), "the model's"
+        self.form = network.form
+        self.device = devices.select(self._options["device"])
+        self.threads = thread_counts.check(self._options["threads"], "threads")
+        self.dtype = self._options["dtype"]
+        self.phases = Phases()
+        self._found: Found = network.base.found
+        self._ways = _Ways()
+        self._extending = ForkSafeLock()
+        self._closed = False
+        ways = self._ways
+        for stage in cut(self._found):
+            ways = ways.add(stage, self._options).ways
+
+    # -- passes ----------------------------------------------------------------------------------
+
+    def _pass(
+        self, given: Mapping[str, np.ndarray], seen: Callable[..., None] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Returns every output for arrays of all inputs, by name.
+
+        Args:
+            seen: called with the way, the numbers, the arrays so far, and what they become.
+        """
+        if self._closed:
+            raise InputError(CLOSED)
+        sizes = self.network.base.sizes_of({name: array.shape for name, array in given.items()})
+        numbers, env = dict(sizes.numbers), dict(given)
+        for value in self.network.inputs:
+            numbers |= bound(self._found, value, env[value.name])
+        ways = self._ways
+        while True:
+            way, stage = ways.find(numbers) or self._extend(ways, env.keys(), numbers)
+            env |= _computed(stage, numbers)
+            made = way.run(env, numbers)
+            if seen is not None:
+                seen(way, numbers, env, made)
+            for node in stage.hosts:
+                made = made | _on_host(stage, node, env)
+            env |= made
+            for name, array in made.items():
+                numbers |= bound(stage.of, stage.of.graph.values[name], array)
+            if stage.is_last:
+                return {name: _array(stage, name, env) for name in stage.of.graph.outputs}
+            ways = way.ways
+
+    def _extend(
+        self, ways: _Ways, made: Collection[str], numbers: Mapping[str, int]
+    ) -> tuple[_Way, Stage]:
+        """Returns the way on for numbers of which none is known: the model is read again.
+
+        Args:
+            ways: the known ones from there.
+            made: the tensors that there are.
+        """
+        with self._extending:
+            found = ways.find(numbers)
+            if found is None:
+                first, *rest = cut(self._found.at(numbers), made, numbers.keys())
+                way = ways.add(first, self._options)
+                found, on = (way, first), way.ways
+                for stage in rest:  # as an example has it
+                    on = on.add(stage, self._options).ways
+            return found
+
+    def run(
+        self,
+        inputs: Mapping[str, Any],
+        outputs: Sequence[str] | None = None,
+        out: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Runs the graph once: see :meth:`Engine.run`. Arrays are NumPy's."""
+        if not isinstance(inputs, Mapping):
+            raise expected("inputs", "a mapping from names to arrays", type(inputs).__name__)
+        if out is not None and not isinstance(out, Mapping):
+            raise expected("out", "a mapping from names to arrays", type(out).__name__)
+        views, _ = arguments.of_graph(self.form, conversion.inputs_of(self.form, inputs), False)
+        arguments.wanted_outputs(self.form, outputs, out or {})
+        found = self._pass(self._on_host(views))
+        names = [value.name for value in self.form.outputs] if outputs is None else outputs
+        return {name: _filled(name, found[name], (out or {}).get(name), views) for name in names}
+
+    def predict(self, images: Any, batch: int | None = None, out: Any = None) -> Any:
+        """Returns the outputs of a network with one input: see :meth:`Engine.predict`.
+
+        All images go in one pass: how much an output has may depend on all of them.
+        """
+        images = conversion.images_of(self.form, self.network, images)
+        view, _, _ = arguments.images_of(self.form, images)
+        count = view.shape[0] if view.shape else 1
+        if (arguments.batch_size(batch, count) or count) != count:
+            raise expected("batch", f"{count}, for outputs have no row an image", batch)
+        given = outputs_by_name(self.form, out)
+        found = self._pass(self._on_host([view]))
+        found = {n: _filled(n, array, given.get(n), [view]) for n, array in found.items()}
+        if out is not None:
+            return out
+        return Outputs(found) if len(found) != 1 else next(iter(found.values()))
+
+    def _on_host(self, views: Sequence[arrays.View]) -> dict[str, np.ndarray]:
+        """Returns the arrays of all inputs by name."""
+        for value, view in zip(self.form.inputs, views, strict=True):
+            if view.device != arrays.CPU:
+                raise UnsupportedError(
+                    f"inputs: {value.name}: expected a NumPy array for a network that finds sizes while it "
+                    f"runs, found an array on cuda:{view.device}"
+                )
+        return {value.name: view.array for value, view in zip(self.form.inputs, views, strict=True)}
+
+    # -- the check ------------------------------------------------------------------------------
+
+    def check(self, images: Any) -> Check:
+        """Compares the outputs of every stage with the float64 reference's, for the stage's own inputs.
+
+        Rounding may decide how many elements there are: these numbers are the engine's own.
+        """
+        given = images.arrays if isinstance(images, Samples) else None
+        if given is None:
+            given = self._on_host(arguments.images_of(self.form, images)[:1])
+        compared: list[OutputCheck] = []
+
+        def compare(way: _Way, numbers: Mapping[str, int], env: Mapping, made: Mapping) -> None:
+            if way.engine is None:
+                return
+            graph = way.graphs(way.graphs.sizes(numbers))
+            own = {value.name: env[value.name] for value in graph.inputs}
+            exact = reference(graph, own)
+            allowed = tolerance(graph, own, exact, way.engine._computes)
+            compared.extend(
+                compare_output(name, made[name], exact[name], allowed[name]) for name in made
+            )
+
+        self._pass(given, compare)
+        first = next(iter(given.values()), np.empty(1))
+        return check_of(compared, first.shape[0] if first.ndim else 1)
+
+    # -- the rest --------------------------------------------------------------------------------
+
+    @property
+    def gives_probabilities(self) -> bool:
+        """Whether the network ends in a softmax over classes: this one has outputs of other kinds."""
+        return False
+
+    def save(self, path: Any) -> None:
+        """Raises UnsupportedError: which stages there are is found while the graph runs."""
+        raise UnsupportedError(
+            f"save: expected a network whose sizes follow from its inputs', found {self.network.name}, "
+            "which finds some while it runs: keep the ONNX file"
+        )
+
+    def close(self) -> None:
+        """Frees the engine's memory; it cannot be used afterwards."""
+        self._closed = True
+        self._ways = _Ways()
+
+    def __reduce__(self) -> tuple:
+        """Pickles where the graph comes from, and the options."""
+        if self._closed:
+            raise InputError(CLOSED)
+        return _engine_of, (self._found, self._options)
+
+    def check_overflow(self) -> None:
+        """Does nothing: all passes are waited for."""
+
+    def profile(self, *arguments: Any, **options: Any) -> Any:
+        """Raises UnsupportedError: each pass may have other stages."""
+        raise UnsupportedError(
+            f"profile: expected a network whose sizes follow from its inputs', found {self.network.name}, "
+            "which finds some while it runs: time Engine.run"
+        )
+
+    def __repr__(self) -> str:
+        closed = ", closed" if self._closed else ""
+        return (
+            f"<Engine of {self.network.name} in stages on {self.device.name}, {self.dtype}{closed}>"
+        )
+
+
+def _engine_of(found: Found, options: Mapping[str, Any]) -> Engine:
+    return Engine(found.example(), **options)
+
+
+def _on_host(stage: Stage, node: Node, env: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns what a node that finds how much it makes makes."""
+    given = (None if name is None else _array(stage, name, env) for name in node.inputs)
+    with usual_mode():
+        results = node.op.reference(*given)
+    results = results if isinstance(results, tuple) else (results,)
+    return {
+        name: np.ascontiguousarray(array, stage.of.graph.values[name].dtype)
+        for name, array in zip(node.outputs, results, strict=True)
+    }
+
+
+def _filled(name: str, found: np.ndarray, room: Any, beside: Sequence[arrays.View]) -> Any:
+    """Returns an output, in the caller's memory where there is some.
+
+    Raises:
+        InputError: that has another shape or type.
+    """
+    if room is None:
+        return found
+    view = arguments.room(f"out: {name}", room, found.shape, found.dtype.name, beside)
+    view.array[...] = found
+    return room

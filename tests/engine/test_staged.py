@@ -1,0 +1,274 @@
+"""Graphs that find numbers while they run: how many elements there are, which branch is taken."""
+
+import pickle
+import threading
+
+import fake_cuda
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+from onnx_models import model, onnxruntime_outputs, tensor
+
+from cnn_engine import Engine
+from cnn_engine.engine.staged import StagedEngine
+from cnn_engine.errors import InputError, UnsupportedError
+from cnn_engine.graph.onnx import reading
+from cnn_engine.workload import Samples
+
+node = helper.make_node
+RNG = np.random.default_rng(5)
+
+
+def floats(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def integers(name, shape):
+    return tensor(name, shape, TensorProto.INT64)
+
+
+def positive_elements():
+    """exp of the elements of x that are above 0, and how many they are."""
+    return model(
+        [
+            node("Relu", ["x"], ["r"]), node("NonZero", ["r"], ["at"]),
+            node("Transpose", ["at"], ["rows"]), node("GatherND", ["x", "rows"], ["v"]),
+            node("Exp", ["v"], ["y"]), node("Shape", ["v"], ["count"]),
+        ],
+        [tensor("x", ["n", 4])], [tensor("y", None), integers("count", [1])],
+    )  # fmt: skip
+
+
+def boxes_that_stay():
+    """Corners of the boxes that no better one overlaps, doubled."""
+    return model(
+        [
+            node("NonMaxSuppression", ["boxes", "scores", "most", "iou", "least"], ["kept"]),
+            node("Gather", ["kept", "two"], ["column"], axis=1),
+            node("Squeeze", ["column", "axis"], ["which"]),
+            node("Gather", ["boxes", "which"], ["b"], axis=1),
+            node("Add", ["b", "b"], ["y"]),
+        ],
+        [tensor("boxes", [1, "n", 4]), tensor("scores", [1, 2, "n"])], [tensor("y", None)],
+        {"most": np.int64([4]), "iou": np.float32([0.3]), "least": np.float32([0.4]),
+         "two": np.int64([2]), "axis": np.int64([1])},
+    )  # fmt: skip
+
+
+def branches():
+    """x doubled where its sum is above 0; else x transposed and squared: another shape."""
+    one = helper.make_graph([node("Add", ["x", "x"], ["a"])], "one", [], [tensor("a", None)])
+    nodes = [node("Transpose", ["x"], ["t"], perm=[1, 0]), node("Mul", ["t", "t"], ["b"])]
+    other = helper.make_graph(nodes, "other", [], [tensor("b", None)])
+    return model(
+        [
+            node("ReduceSum", ["x"], ["sum"], keepdims=0), node("Greater", ["sum", "zero"], ["c"]),
+            node("If", ["c"], ["z"], then_branch=one, else_branch=other), node("Neg", ["z"], ["y"]),
+        ],
+        [tensor("x", ["n", 3])], [tensor("y", None)], {"zero": np.float32(0)},
+    )  # fmt: skip
+
+
+def branches_over_others():
+    """exp(x) where the sum of x is above 0; else the elements that are not 0, all made before the branch."""
+    one = helper.make_graph([node("Neg", ["e"], ["a"])], "one", [], [tensor("a", None)])
+    nodes = [node("Transpose", ["at"], ["t"]), node("GatherND", ["x", "t"], ["b"])]
+    other = helper.make_graph(nodes, "other", [], [tensor("b", None)])
+    return model(
+        [
+            node("Exp", ["x"], ["e"]), node("NonZero", ["x"], ["at"]),
+            node("ReduceSum", ["x"], ["sum"], keepdims=0), node("Greater", ["sum", "zero"], ["c"]),
+            node("If", ["c"], ["z"], then_branch=one, else_branch=other), node("Neg", ["z"], ["y"]),
+        ],
+        [tensor("x", ["n", 3])], [tensor("y", None)], {"zero": np.float32(0)},
+    )  # fmt: skip
+
+
+def loop():
+    """x times w, as often as the sum of ``times`` says, beside every step."""
+    body = helper.make_graph(
+        [
+            node("Mul", ["state", "w"], ["next"]), node("Identity", ["next"], ["step"]),
+            node("Identity", ["on"], ["goes_on"]),
+        ],
+        "body",
+        [integers("i", []), tensor("on", [], TensorProto.BOOL), tensor("state", [2])],
+        [tensor("goes_on", [], TensorProto.BOOL), tensor("next", [2]), tensor("step", [2])],
+    )  # fmt: skip
+    return model(
+        [
+            node("ReduceSum", ["times", "axis"], ["count"], keepdims=0),
+            node("Loop", ["count", "", "x"], ["y", "all"], body=body),
+        ],
+        [tensor("x", [2]), integers("times", ["n"])], [tensor("y", None), tensor("all", None)],
+        {"w": np.float32([2, 3]), "axis": np.int64([0])},
+    )  # fmt: skip
+
+
+def of_operands(nodes, shape, constants=None, *operands):
+    """exp of what nodes make ``z`` of x, by operands that are int64 rows computed as a + a - a."""
+    computed = []
+    for name, _ in operands:
+        computed += [
+            node("Add", [name, name], [f"{name}2"]),
+            node("Sub", [f"{name}2", name], [f"{name}_"]),
+        ]
+    return model(
+        [*computed, *nodes, node("Exp", ["z"], ["y"])],
+        [tensor("x", shape), *(integers(name, [size]) for name, size in operands)],
+        [tensor("y", None)], constants,
+    )  # fmt: skip
+
+
+X = floats(3, 4)
+#: Model, and inputs of several calls: sizes, counts of 0 and each other decision.
+CASES = {
+    "NonZero": (positive_elements(), [{"x": floats(n, 4)} for n in (1, 2, 5)] + [{"x": -np.abs(X)}]),
+    "NonMaxSuppression": (
+        boxes_that_stay(),
+        [{"boxes": np.abs(floats(1, n, 4)), "scores": RNG.random((1, 2, n), np.float32) - away}
+         for n, away in ((1, 0), (30, 0), (30, 1), (7, 0))],
+    ),
+    "If": (branches(), [{"x": sign * np.abs(floats(n, 3))} for n in (1, 2, 4) for sign in (1, -1)]),
+    "If over others": (
+        branches_over_others(),
+        [{"x": sign * np.float32([[1, 0, 2], *[[3, 0, 0]] * n])} for n in (1, 2) for sign in (1, -1)],
+    ),
+    "Loop": (loop(), [{"x": floats(2), "times": np.int64(t)} for t in ([1], [2, 1], [1, 1], [5])]),
+    "Reshape": (
+        of_operands([node("Reshape", ["x", "s_"], ["z"])], ["n", 4], None, ("s", 2)),
+        [{"x": X, "s": np.int64(s)} for s in ([3, 4], [12, 1], [-1, 6], [0, -1], [2, 6])],
+    ),
+    "Slice": (
+        of_operands(
+            [node("Slice", ["x", "a_", "b_", "axis"], ["z"])], ["n", 4], {"axis": np.int64([1])},
+            ("a", 1), ("b", 1),
+        ),
+        [{"x": X, "a": np.int64([a]), "b": np.int64([b])} for a, b in ((0, 2), (-3, 9), (1, -1), (2, 2))],
+    ),
+    "Expand": (
+        of_operands([node("Expand", ["x", "s_"], ["z"])], ["n", 1], None, ("s", 2)),
+        [{"x": X[:, :1].copy(), "s": np.int64(s)} for s in ([3, 2], [1, 5], [3, 1])],
+    ),
+    "Tile": (
+        of_operands([node("Tile", ["x", "s_"], ["z"])], ["n", 4], None, ("s", 2)),
+        [{"x": X, "s": np.int64(s)} for s in ([1, 2], [3, 1], [0, 1])],
+    ),
+    "Pad": (
+        of_operands([node("Pad", ["x", "s_"], ["z"])], ["n", 4], None, ("s", 4)),
+        [{"x": X, "s": np.int64(s)} for s in ([0, 1, 2, 0], [1, 0, 0, 0], [0, -1, 0, -1])],
+    ),
+    "Range": (
+        of_operands(
+            [node("Squeeze", ["s_", "zero"], ["e"]), node("Range", ["b", "e", "by"], ["r"]),
+             node("Cast", ["r"], ["f"], to=1), node("Add", ["f", "x"], ["z"])], [1],
+            {"zero": np.int64([0]), "b": np.int64(1), "by": np.int64(2)}, ("s", 1),
+        ),
+        [{"x": floats(1), "s": np.int64([s])} for s in (4, 1, 9, -3)],
+    ),
+    "ConstantOfShape": (
+        of_operands(
+            [node("ConstantOfShape", ["s_"], ["o"]), node("Add", ["o", "x"], ["z"])], [1], None, ("s", 2)
+        ),
+        [{"x": floats(1), "s": np.int64(s)} for s in ([2, 3], [4, 1], [0, 2])],
+    ),
+    "TopK": (
+        of_operands([node("TopK", ["x", "s_"], ["z", "at"])], ["n", 4], None, ("s", 1)),
+        [{"x": X, "s": np.int64([s])} for s in (1, 3, 4, 0)],
+    ),
+    "Unique": (
+        model(
+            [node("Unique", ["x"], ["u", "", "at", "n"]), node("Cast", ["n"], ["f"], to=1),
+             node("Mul", ["u", "f"], ["y"])],
+            [tensor("x", ["n"])], [tensor("y", None), integers("at", None)],
+        ),
+        [{"x": RNG.integers(0, 4, n).astype(np.float32)} for n in (1, 3, 20)],
+    ),
+    "Compress": (
+        model(
+            [node("Greater", ["x", "zero"], ["c"]), node("Compress", ["w", "c"], ["z"], axis=1),
+             node("MatMul", ["z", "x2"], ["y"])],
+            [tensor("x", [3]), tensor("w", [2, 3]), tensor("x2", ["k", 2])], [tensor("y", None)],
+            {"zero": np.float32(0)},
+        ),
+        [{"x": np.float32(x), "w": floats(2, 3), "x2": floats(sum(v > 0 for v in x), 2)}
+         for x in ([1, 2, -1], [1, 2, 3], [-1, 5, -1])],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_found_while_it_runs(name):
+    proto, calls = CASES[name]
+    engine = Engine(proto, device="cpu", threads=1)
+    assert isinstance(engine, StagedEngine)
+    for inputs in (*calls, calls[0]):
+        wanted = onnxruntime_outputs(proto, inputs)
+        for found, exact in zip(engine.run(inputs).values(), wanted, strict=True):
+            assert (found.shape, found.dtype) == (exact.shape, exact.dtype)
+            np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-6)
+    first = next(iter(calls[0].values()))
+    assert engine.check(Samples(calls[0], len(first))).passed
+
+
+def test_sizes_are_planned_once(monkeypatch):
+    proto, calls = CASES["NonZero"]
+    engine = Engine(proto, device="cpu")
+    first = [engine.run(inputs)["y"] for inputs in calls]
+    monkeypatch.setattr(reading._Reader, "found", lambda *_: pytest.fail("the file is read again"))
+    for inputs, exact in zip(calls, first, strict=True):
+        np.testing.assert_array_equal(engine.run(inputs)["y"], exact)  # the same bits
+    engine.run({"x": floats(9, 4)})  # a size for which nothing else is decided
+
+
+def test_outputs_say_what_is_open():
+    assert [str(v.shape) for v in Engine(positive_elements(), device="cpu").outputs] == [
+        "(at.shape[1],)", "(1,)",
+    ]  # fmt: skip
+    (y,) = Engine(branches(), device="cpu").outputs
+    assert str(y.shape) == "(y.shape[0], y.shape[1])"
+
+
+def test_threads_share_an_engine():
+    proto, calls = CASES["If"]
+    engine, failed = Engine(proto, device="cpu"), []
+    wanted = [onnxruntime_outputs(proto, inputs)[0] for inputs in calls]
+
+    def work(first):
+        for place in range(len(calls)):
+            place = (place + first) % len(calls)
+            if not np.allclose(engine.run(calls[place])["y"], wanted[place]):
+                failed.append(place)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def test_predict_out_pickle_and_close():
+    x = floats(3, 4)
+    engine = pickle.loads(pickle.dumps(Engine(positive_elements(), device="cpu")))
+    outputs = engine.predict(x)
+    np.testing.assert_allclose(outputs["y"], np.exp(x[x > 0]), rtol=1e-6)
+    room = np.empty_like(outputs["y"])
+    assert engine.run({"x": x}, ["y"], {"y": room})["y"] is room
+    np.testing.assert_array_equal(room, outputs["y"])
+    with pytest.raises(InputError, match="out: y: expected"):
+        engine.run({"x": x}, ["y"], {"y": np.empty(99, np.float32)})
+    with pytest.raises(UnsupportedError, match="finds some while it runs"):
+        engine.save("never.safetensors")
+    engine.close()
+    with pytest.raises(InputError, match="closed"):
+        engine.predict(x)
+
+
+def test_on_a_gpu_the_host_finds_numbers(monkeypatch):
+    fake_cuda.install(monkeypatch)
+    proto, calls = CASES["NonZero"]
+    engine = Engine(proto, device="cuda")
+    for inputs in calls:
+        x = inputs["x"]
+        np.testing.assert_allclose(engine.run(inputs)["y"], np.exp(x[x > 0]), rtol=1e-5)
