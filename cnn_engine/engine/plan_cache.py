@@ -73,7 +73,7 @@ class Arena:
         """Returns the next bytes for the plan that was begun; memory of its own where no room is left."""
         start = -(-self._used // ALIGNMENT) * ALIGNMENT
         self._used = start + nbytes
-        if self._used > self.capacity:
+        if self._memory is None or self._used > self.capacity:
             return CpuDevice().allocate_alone(nbytes)
         return Buffer(self._memory.address + start, nbytes, self._memory)
 

@@ -272,3 +272,30 @@ def test_on_a_gpu_the_host_finds_numbers(monkeypatch):
     for inputs in calls:
         x = inputs["x"]
         np.testing.assert_allclose(engine.run(inputs)["y"], np.exp(x[x > 0]), rtol=1e-5)
+
+
+def test_an_example_is_found_for_settings():
+    """One of 1, the usual example, fits neither: a row has no axis 1, and two pieces of 1 are no 5."""
+    proto = model(
+        [node("CumSum", ["x", "axis"], ["s"]), node("Split", ["s", "sizes"], ["y", "z"], axis=0)],
+        [tensor("x", [5]), integers("axis", []), integers("sizes", [2])],
+        [tensor("y", None), tensor("z", None)],
+    )  # fmt: skip
+    engine, x = Engine(proto, device="cpu"), floats(5)
+    for first in (0, 2, 5):
+        found = engine.run({"x": x, "axis": np.int64(0), "sizes": np.int64([first, 5 - first])})
+        assert (len(found["y"]), len(found["z"])) == (first, 5 - first)
+        np.testing.assert_allclose(np.concatenate([*found.values()]), x.cumsum(), rtol=1e-6)
+    with pytest.raises(InputError, match="axis"):
+        engine.run({"x": x, "axis": np.int64(1), "sizes": np.int64([2, 3])})
+
+
+def test_no_example_is_no_fault_of_the_file():
+    sizes = [integers(name, []) for name in ("bins", "length", "rate")]
+    edges = [tensor(name, []) for name in ("low", "high")]
+    proto = model(
+        [node("MelWeightMatrix", ["bins", "length", "rate", "low", "high"], ["y"])],
+        [*sizes, *edges], [tensor("y", None)],
+    )  # fmt: skip
+    with pytest.raises(UnsupportedError, match="none of the examples"):
+        Engine(proto, device="cpu")

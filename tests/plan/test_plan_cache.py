@@ -7,7 +7,7 @@ import pytest
 from graphs import resnet
 
 from cnn_engine import Engine
-from cnn_engine.engine.plan_cache import KEPT_SHELVES, PlanPool
+from cnn_engine.engine.plan_cache import KEPT_SHELVES, Arena, PlanPool
 from cnn_engine.errors import InputError
 from cnn_engine.plan.plan import Plan
 
@@ -75,6 +75,12 @@ def test_plans_of_all_sizes_together_keep_to_the_bytes(seed):
     for size in sizes:
         pool.run(size, lambda size=size: FakePlan(size), 0, 0)
         assert pool.nbytes <= max(4000, size)
+
+
+def test_shared_memory_of_nothing():
+    arena = Arena(0)
+    arena.begin()
+    assert [arena.allocate(nbytes).nbytes for nbytes in (0, 8, 0)] == [0, 8, 0]
 
 
 def test_a_plan_whose_pass_failed_does_not_wait():

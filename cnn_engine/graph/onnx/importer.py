@@ -113,9 +113,9 @@ class Importer:
         )
 
     def elements(self, name: str, dtypes: Sequence[str]) -> np.ndarray | None:
-        """Returns the elements of a tensor: numbers, expressions of dimensions, and symbols of elements to read.
+        """Returns a tensor's elements: numbers, expressions of dimensions, and symbols of elements to read.
 
-        None: it is too large, or of another type.
+        None: the tensor is too large, or of another type.
         """
         if name in self.constants:
             return self.constants.known(name)

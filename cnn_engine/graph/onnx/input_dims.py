@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..dims import Dim, Evaluator, Guard, Sizes, symbols_of
+from ..dims import Dim, Evaluator, Guard, Sizes, lowest, symbols_of
 
 #: Numbers of dimensions by their symbols, for a graph that is made before the first pass says them.
 EXAMPLES = {"batch": 1, "channels": 3, "height": 224, "width": 224}
@@ -12,6 +12,9 @@ EXAMPLE = 16
 
 #: Sizes that are tried in the place of one that a model cannot have; usual ones first.
 CANDIDATES = (*range(32, 1025, 32), *range(1, 32), *range(33, 1025), 8000, 16000, 48000)
+
+#: Numbers that are tried first for an element that the graph finds: axes, splits, shapes, and counts.
+ELEMENT_CANDIDATES = (0, 2, -1, 3, 4, 5, 6)
 
 #: Names of dimensions that say nothing: exporters write them in the place of none.
 UNNAMED = ("", "?", "None", "none", "unk")
@@ -65,7 +68,8 @@ def decided_otherwise(
     """
     for guard in reversed(guards[-4:]):
         for symbol in sorted(symbols_of(guard.terms) - {sizes.batch} - fixed):
-            for number in CANDIDATES:
+            first = ELEMENT_CANDIDATES if lowest(symbol) is None else ()
+            for number in (*first, *CANDIDATES):
                 other = sizes.updated({symbol: number})
                 if other not in tried and not guard.holds(Evaluator(other)):
                     return other

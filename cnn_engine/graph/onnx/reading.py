@@ -14,7 +14,7 @@ import numpy as np
 
 from ...errors import InputError, UnsupportedError, printable
 from ...floating_point import usual_mode
-from ..dims import TYPICAL_BATCH, Dim, Sizes, example_numbers, recorded
+from ..dims import TYPICAL_BATCH, Dim, Sizes, example_numbers, lowest, recorded
 from ..graph import Graph
 from ..graph import Value as _Value
 from ..specialization import Specializations, SymbolicGraph
@@ -334,6 +334,7 @@ class _Reader:
 
         Raises:
             InputError: none were found; says what the first ones met.
+            UnsupportedError: none were, of numbers that the model finds while it runs.
         """
         first: InputError | None = None
         tried, met = {sizes}, {}
@@ -357,6 +358,8 @@ class _Reader:
             tried.add(sizes)
         inputs = [value for value in self.stated()[0] if isinstance(value, _Value)]
         if finds and first is not None:
+            if any(lowest(symbol) != 1 for symbol in met.keys() - fixed):
+                raise UnsupportedError(f"{first}: none of the examples tried of what it finds fits")
             raise first
         raise self._shapes_wanted(
             [v for v in inputs if any(isinstance(d, Dim) for d in v.shape)], first
