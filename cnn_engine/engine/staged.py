@@ -50,6 +50,7 @@ class _Way:
 
     Attributes:
         rest: guards by numbers that its plans do not depend on.
+        key: see :func:`_key`.
     """
 
     def __init__(self, stage: Stage, options: Mapping[str, Any]) -> None:
@@ -57,15 +58,12 @@ class _Way:
         self.graphs = None if stage.graph is None else StageGraphs(stage)
         symbols = frozenset() if self.graphs is None else self.graphs.symbols
         self.rest = rest_of(stage.guards, symbols)
+        self.key = _key(stage)
         self.ways = _Ways()
         self.engine: Engine | None = None
         if self.graphs is not None:
             example = self.graphs(self.graphs.sizes(stage.of.numbers))
             self.engine = Engine(example, **options)
-
-    @property
-    def key(self) -> tuple:
-        return self.stage.signature, self.rest
 
     def stage_at(self, numbers: Mapping[str, int]) -> Stage | None:
         """Returns the stage as it is decided for these numbers; None: this is not the way."""
@@ -109,7 +107,7 @@ class _Ways:
 
     def add(self, stage: Stage, options: Mapping[str, Any]) -> _Way:
         """Returns the way of a stage: a known one, which learns of other sizes, or a new one."""
-        key = stage.signature, rest_of(stage.guards, stage.symbols)
+        key = _key(stage)
         way = next((way for way in self._all if way.key == key), None)
         if way is None:
             way = _Way(stage, options)
@@ -118,6 +116,12 @@ class _Ways:
         elif way.graphs is not None:
             way.graphs.add(stage)
         return way
+
+
+def _key(stage: Stage) -> tuple:
+    """Returns what stages of one way have in common: they differ by decisions over its symbols."""
+    symbols = stage.symbols
+    return stage.signature, symbols, rest_of(stage.guards, symbols)
 
 
 def _array(stage: Stage, name: str, env: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -263,6 +263,12 @@ class Dim:
         """The names of all symbols in the expression."""
         return symbols_of(self.terms)
 
+    @property
+    def own_symbol(self) -> str | None:
+        """The symbol that the expression is, or None where it computes with some."""
+        factors, coefficient = self.terms[0] if len(self.terms) == 1 else ((), 0)
+        return factors[0] if coefficient == 1 and [*map(type, factors)] == [str] else None
+
     def __reduce__(self) -> tuple:
         return Dim, (self.terms,)
 

@@ -298,9 +298,9 @@ def rest_of(guards: Iterable[Guard], symbols: frozenset[str]) -> tuple[Guard, ..
 def bound(found: Found, value: Value, array: np.ndarray) -> dict[str, int]:
     """Returns the numbers of symbols that an array of the host says: of its shape, and its elements."""
     numbers = {
-        next(iter(dim.symbols)): size
+        dim.own_symbol: size
         for dim, size in zip(value.shape, array.shape, strict=True)
-        if isinstance(dim, Dim) and len(dim.terms) == 1 and dim.terms[0][1] == 1
+        if isinstance(dim, Dim) and dim.own_symbol is not None
     }
     if value.name in found.read:
         bits = array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import numpy as np
@@ -38,7 +39,7 @@ class TopK(Operator):
     def reference(self, x):
         rows = np.moveaxis(np.asarray(x), self.axis, -1)
         lead, size = rows.shape[:-1], rows.shape[-1]
-        rows = rows.reshape(-1, size)
+        rows = rows.reshape(math.prod(lead), size)
         if 0 < self.k < size // 2 and rows.size and not np.isnan(rows).any():
             near = self._candidates(rows)
             order = self._order(np.take_along_axis(rows, near, -1))
