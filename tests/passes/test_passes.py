@@ -260,6 +260,18 @@ def test_identities_go(op):
     assert kinds(same(b.graph(y), passes.drop_identities)) == ["relu", "relu"]
 
 
+@pytest.mark.parametrize(("op", "shape", "value", "goes"), [
+    (Mul(), (1,), 1, True), (Div(), (4, 1, 1), 1, True), (Mul(), (1,), 2, False),
+    (Mul(), (3, 1, 1, 1, 1), 1, False),
+])  # fmt: skip
+def test_products_with_ones_go(op, shape, value, goes):
+    b = Builder(2, 4, 6, 6)
+    b.constants["c"] = np.full(shape, float(value))
+    before = b.graph(b.add(Relu(), b.add(op, "x", "c")))
+    wanted = ["relu"] if goes else [op.kind, "relu"]
+    assert kinds(same(before, passes.drop_identities)) == wanted
+
+
 @pytest.mark.parametrize(
     ("shape", "perm", "kind"),
     [((2, 6, 1, 1), (0, 2, 3, 1), "reshape"), ((1, 4, 1, 6), (1, 0, 3, 2), "reshape"),

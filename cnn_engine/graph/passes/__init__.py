@@ -22,6 +22,7 @@ from .canonical.groups import regroup
 from .canonical.identities import drop_identities, merge_shapes, reshape_ones
 from .canonical.padding import fold_padding
 from .canonical.parallel import merge_parallel
+from .canonical.scales import factor_scales, split_sums
 from .canonical.transposes import compose_transposes, order_weights
 from .fuse.conv_pairs import fuse_conv_pairs
 from .fuse.epilogues import EPILOGUES, EPILOGUES_ON_CUDA, fuse_activations, fuse_residuals
@@ -44,6 +45,7 @@ __all__ = [
     "compose_transposes",
     "drop_identities",
     "drop_unused",
+    "factor_scales",
     "fold_affine_after",
     "fold_affine_before",
     "fold_constants",
@@ -75,6 +77,7 @@ __all__ = [
     "set_compute_dtype",
     "fuse_excite_scales",
     "share_constants",
+    "split_sums",
     "simplify",
     "until_done",
 ]
@@ -90,6 +93,8 @@ SIMPLIFYING: tuple[Pass, ...] = (
     fold_affine_after,
     fold_affine_before,
     merge_parallel,
+    factor_scales,
+    split_sums,
     drop_unused,
 )
 

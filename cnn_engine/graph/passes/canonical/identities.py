@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ....operators.binary import Div, Mul
 from ....operators.cast import Cast
 from ....operators.channels_last import AveragePool2dNhwc, MaxPool2dNhwc
 from ....operators.copy import Copy
@@ -11,6 +12,7 @@ from ....operators.pad import Pad
 from ....operators.pad2d import Pad2d
 from ....operators.shaping import Concat, Expand, Reshape, Slice, Split, Tile, Transpose
 from ...graph import Graph, Node, Value
+from ...mapped import read
 from ..rewriting import Rewrites, covering, only_user
 
 
@@ -46,7 +48,15 @@ def _why(graph: Graph, node: Node) -> str | None:
             return "it leaves the order of dimensions as it is"
         case Concat() | Split() if len(node.inputs) == 1:
             return "there is one part only"
+        case Mul() | Div() if x.inferred == y.inferred and _is_one(graph, node.inputs[1]):
+            return "it multiplies by 1"
     return None
+
+
+def _is_one(graph: Graph, name: str | None) -> bool:
+    """Whether a tensor is a constant of ones."""
+    array = graph.constants.get(name)
+    return array is not None and bool((read(array) == 1).all())
 
 
 def _is_one_pixel_window(node: Node, x: Value, y: Value) -> bool:
