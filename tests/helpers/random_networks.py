@@ -15,7 +15,7 @@ from cnn_engine.operators.matmul import Matmul
 from cnn_engine.operators.max_pool2d import MaxPool2d
 from cnn_engine.operators.norm import BatchNorm, LayerNorm
 from cnn_engine.operators.pad import Pad
-from cnn_engine.operators.reduce import ReduceMax, ReduceMean
+from cnn_engine.operators.reduce import ReduceL2, ReduceMax, ReduceMean, ReduceSum
 from cnn_engine.operators.resize import Resize
 from cnn_engine.operators.shaping import Concat, Reshape, Slice, Split, Transpose
 from cnn_engine.operators.softmax import Softmax
@@ -440,8 +440,85 @@ class RandomNetwork:
     def _transposed(self, x: str) -> str:
         channels = self.shape(x)[1]
         groups = 2 if channels % 2 == 0 and self.chance(0.5) else 1
-        weight = self.operand((channels, self.one(2, 4), 2, 2))
-        return self.add(ConvTranspose2d((2, 2), groups=groups), x, weight)
+        if self.chance(0.5):
+            window, op = (2, 2), ConvTranspose2d((2, 2), groups=groups)
+        else:
+            window, strides, dilation = (
+                (self.one(*choices), self.one(*choices))
+                for choices in ((1, 2, 3, 4), (1, 2, 2, 3), (1, 1, 2))
+            )
+            pads = tuple(min(self.one(0, 1), (side - 1) // 2) for side in (*window, *window))
+            more = tuple(self.one(0, step - 1) for step in strides)
+            op = ConvTranspose2d(strides, pads, more, dilation, groups)
+        given = [x, self.operand((channels, self.one(1, 2, 4), *window))]
+        filters = self.shape(given[1])[1] * groups
+        if not self.hostile and self.chance(0.4):
+            given.append(self.operand((filters,), shifts=True))
+        y = self.add(op, *given)
+        y = self._function(y) if not self.hostile and self.chance(0.5) else y
+        return self.add(Concat(1), self.image_of(y), y) if self.fits(y) and self.chance(0.5) else y
+
+    def fits(self, y: str) -> bool:
+        """Whether there is an image of as many positions as ``y``."""
+        n, _, *positions = self.shape(y)
+        shapes = (self.shape(name) for name in self.images)
+        return any(shape[0] == n and list(shape[2:]) == positions for shape in shapes)
+
+    def _grouped(self, x: str) -> str:
+        """A convolution of few or odd channels a group, and what reads it."""
+        groups, channels, filters = self.one(2, 3, 4, 8), self.one(1, 1, 2, 3, 9), self.one(1, 2, 3)
+        weight = self.constant((groups * channels, self.shape(x)[1], 1, 1))
+        y = self.add(self.one(*FUNCTIONS), self.add(Conv2d(), x, weight))
+        side, step = self.one(1, 3), self.one(1, 1, 2)
+        apart = self.one(1, 2)
+        op = Conv2d((step, step), (apart * (side // 2),) * 4, (apart, apart), groups)
+        given = [y, self.operand((groups * filters, channels, side, side))]
+        y = self.add(op, *given, *([self.operand((groups * filters,))] if self.chance(0.5) else []))
+        y = self._function(y) if self.chance(0.5) else y
+        return self._project(y) if self.chance(0.5) else y
+
+    def _multiples(self, x: str) -> str:
+        """Sums of an image and of its multiples by numbers of channels, in any order."""
+        channels = self.shape(x)[1]
+        mean = self.add(ReduceMean((2, 3)), x)
+        small = [
+            mean,
+            self.operand((1, channels, 1, 1)),
+            self.operand((channels, 1, 1)),
+            self.operand(()),
+        ]
+        made = [x]
+        for _ in range(self.one(2, 3, 4, 5)):
+            op = self.one(Add(), Sub(), Mul())
+            others = small if op == Mul() or self.chance(0.4) else [x, *made[-2:]]
+            pair = [self.one(*made[-2:]), self.one(*others)]
+            if self.chance(0.5):
+                pair.reverse()
+            made.append(self.add(op, *pair))
+        return made[-1]
+
+    def _response_norm(self, x: str) -> str:
+        channels = self.shape(x)[1]
+        norm = self.add(ReduceL2((2, 3)), x)
+        total = self.add(Add(), self.add(ReduceMean((1,)), norm), self.constant((), 0.5, 1.0))
+        y = self.add(Mul(), x, self.add(Div(), norm, total))
+        y = self.add(Mul(), self.operand((1, channels, 1, 1)), y)
+        y = self.add(Add(), self.operand((1, channels, 1, 1)), y)
+        y = self.add(Add(), *self.one((x, y), (y, x), (y, self.image_like(x))))
+        return self._project(y) if self.chance(0.5) else y
+
+    def _split_attention(self, x: str) -> str:
+        """Groups of channels added up, by what a softmax over them gives."""
+        n, channels, h, w = self.shape(x)
+        radix = self.one(*(r for r in (1, 2, 3, 4, 5) if channels % r == 0))
+        each = channels // radix
+        apart = self.add(Reshape((n, radix, each, h, w)), x)
+        mean = self.add(ReduceMean((2, 3)), self.add(ReduceSum((1,), keepdims=False), apart))
+        gate = self.add(Conv2d(), mean, self.operand((channels, each, 1, 1)))
+        gate = self.add(Softmax(1), self.add(Reshape((n, radix, each)), gate))
+        gate = self.add(Reshape((n, radix, each, 1, 1)), gate)
+        pair = self.one((apart, gate), (gate, apart))
+        return self.add(ReduceSum((1,), keepdims=False), self.add(Mul(), *pair))
 
     def head(self) -> list[str]:
         """Returns outputs: rows of an image's means, or of all of it, and what linear layers make of them."""
@@ -484,6 +561,7 @@ _ALL = (
     *_CHAIN, "block", "block", "block", "branches", "function", "copy", "binary", "residual", "swish", "gelu",
     "pad", "concat", "beside", "concat_again", "split", "partial_sum", "slice", "gate", "expansion",
     "stem", "bottleneck", "dense_layer", "mlp", "tokens", "shuffle", "turn", "resize", "softmax",
+    "grouped", "multiples", "response_norm", "split_attention",
 )  # fmt: skip
 
 

@@ -142,3 +142,16 @@ def test_a_cpu_computes_what_the_network_does():
         limit = FEW_LAYERS["float32"] * sizes.max()
         for name in graph.outputs:
             assert_close(found[name], wanted[name], limit, seed=seed, output=name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "tf32", "float16"])
+def test_a_gpu_computes_what_the_network_does(dtype):
+    for seed in range(FIRST, FIRST + COUNT):
+        graph, inputs = network(seed, "float32")
+        wanted, sizes = made_and_sizes(graph, inputs)
+        with Engine(graph, device="cuda", dtype=dtype) as engine:
+            found = engine.run(inputs)
+        limit = FEW_LAYERS[dtype] * sizes.max()
+        for name in graph.outputs:
+            assert_close(found[name], wanted[name], limit, seed=seed, output=name)
