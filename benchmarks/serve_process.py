@@ -41,7 +41,8 @@ class Server:
                 break
         else:
             raise InputError(f"serve: expected it to be ready, found: {self.said[-1:]}")
-        ports = [line.rpartition(":")[2] for line in self.said if "://" in line]
+        found = [line for line in self.said if line.startswith(("http://", "grpc://"))]
+        ports = [line.rpartition(":")[2] for line in found]
         self.http_port, self.grpc_port = map(int, ports)
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import importlib
 import io
 import json
 import os
@@ -11,10 +12,11 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
 from . import interrupts, workload
-from .errors import CnnEngineError, InputError, did_you_mean, expected
+from .errors import CnnEngineError, InputError, UnsupportedError, did_you_mean, expected
 from .io.files import check_writable
 from .report.units import printable
 
@@ -22,6 +24,26 @@ from .report.units import printable
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO)
 
 DONE, CHECK_FAILED, INPUT_AT_FAULT, INTERRUPTED = 0, 1, 2, interrupts.INTERRUPTED
+
+
+def need(name: str, module: str, distribution: str, purpose: str, install: str) -> ModuleType:
+    """Returns a module of a package that few need.
+
+    Args:
+        name: the command or the option that needs it, for the message.
+        purpose: what for, such as "for Parquet files".
+        install: what pip takes: the package, or an extra of this one.
+
+    Raises:
+        UnsupportedError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UnsupportedError(
+            f"{name}: expected the package {distribution} {purpose}, found none ({error}); "
+            f"pip install '{install}'"
+        ) from error
 
 
 class ArgumentParser(argparse.ArgumentParser):

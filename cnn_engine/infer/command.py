@@ -532,7 +532,7 @@ def _worker_count(options: argparse.Namespace, cuda: bool, kind: str | None) -> 
     if options.workers != "auto":
         return options.workers
     if options.engine == "ray":
-        from .ray_pool import cluster_workers
+        from ..ray_cluster import cluster_workers
 
         return cluster_workers(options.address, cuda)
     if cuda:

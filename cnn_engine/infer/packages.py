@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from types import ModuleType
 
-from ..errors import UnsupportedError
+from .. import cli
 
 
-def need(module: str, distribution: str, purpose: str, extra: str = "infer") -> ModuleType:
-    """Returns ``module``.
+def need(module: str, distribution: str, purpose: str) -> ModuleType:
+    """Returns ``module``, of the extra ``infer``.
 
     Raises:
         UnsupportedError: it is not installed; says what it is for and what installs it.
     """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise UnsupportedError(
-            f"infer: expected the package {distribution} {purpose}, found none ({error}); "
-            f"pip install 'cnn-engine[{extra}]'"
-        ) from error
+    return cli.need("infer", module, distribution, purpose, "cnn-engine[infer]")
 
 
 def arrow() -> ModuleType:

@@ -131,14 +131,9 @@ def _main(arguments: list[str] | None) -> int:
     options.scenario = list(dict.fromkeys(options.scenario or ["SingleStream"]))
     options.contestant = list(dict.fromkeys(options.contestant or ["cnn_engine"]))
     cli.check_outputs({"--json": options.json}, cli.files_read(options))
-    try:
-        import mlperf_loadgen
-    except ImportError as error:
-        raise UnsupportedError(
-            f"loadgen: expected the package mlcommons-loadgen, found none ({error}); "
-            "pip install 'cnn-engine[loadgen]'"
-        ) from error
-    run = Run(options, mlperf_loadgen)
+    purpose, extra = "that issues the queries", "cnn-engine[loadgen]"
+    loadgen = cli.need("loadgen", "mlperf_loadgen", "mlcommons-loadgen", purpose, extra)
+    run = Run(options, loadgen)
     try:
         for scenario in options.scenario:
             for name in options.contestant:

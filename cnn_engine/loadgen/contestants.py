@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, UnsupportedError, expected
+from .. import cli
+from ..errors import InputError, expected
 
 Run = Callable[[np.ndarray], np.ndarray]
 
@@ -136,15 +137,7 @@ MAKERS = {
 
 
 def _library(module: str, distribution: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise UnsupportedError(
-            f"--contestant: expected the package {distribution}, found none ({error}); "
-            f"pip install '{distribution}'"
-        ) from error
+    return cli.need("--contestant", module, distribution, "that takes part", distribution)
 
 
 def _file(model: Any, options: Any, name: str) -> str:

@@ -61,6 +61,7 @@ class Batcher:
             that wait already, as they do while all threads are busy.
         queue: requests that may wait; more are refused.
         statistics: is told of every request and pass.
+        local: whether a pass is work of the thread that runs it, so that it may be any thread.
     """
 
     def __init__(
@@ -70,7 +71,9 @@ class Batcher:
         delay_s: float,
         queue: int,
         statistics: Statistics,
+        local: bool = True,
     ) -> None:
+        self._local = local
         self._largest, self._delay_s, self._most = largest, delay_s, queue
         self._statistics = statistics
         self._heap: list[tuple[int, int, Job]] = []
@@ -120,7 +123,7 @@ class Batcher:
         """Returns what runs a request at once; None: it is to be queued."""
         shapes, seconds = self._last
         alone = not self._heap and not self.running and not self._delay_s
-        if not alone or seconds > SHORT_S or shapes != _shapes(job.inputs):
+        if not (alone and self._local) or seconds > SHORT_S or shapes != _shapes(job.inputs):
             return None
         return self._free.pop()
 
@@ -210,12 +213,13 @@ class Batcher:
         try:
             outputs = run(inputs)
         except Exception as error:
-            if len(jobs) > 1:  # one of them is at fault: the others are answered
-                for job in jobs:
+            if len(jobs) > 1 and not isinstance(error, Refused):
+                for job in jobs:  # one of them is at fault: the others are answered
                     self._run(run, [job])
                 return
-            self._statistics.failed(perf_counter() - jobs[0].arrived)
-            jobs[0].done(error)
+            for job in jobs:
+                self._statistics.failed(perf_counter() - job.arrived)
+                job.done(error)
             return
         ran = perf_counter()
         first, answered = 0, []

@@ -14,7 +14,7 @@ from ..devices import threads as thread_counts
 from ..errors import InputError, UnsupportedError, expected
 from ..io.files import describe_os_error
 from ..kernels import select
-from .model import Settings
+from .replicas import Settings
 from .repository import Repository
 from .shared_memory import Regions
 
@@ -53,10 +53,17 @@ def parser() -> cli.ArgumentParser:
         "--dtype", default="float32", help=f"default: float32; or of {', '.join(select.DTYPES)}"
     )
     p.add_argument(
-        "--instances",
-        type=count(1, 64),
-        default=1,
-        help="passes at once on each device (default: 1)",
+        "--instances", type=count(1, 1024),
+        help="passes at once on each device (default: 1); of --engine ray, replicas of each model (default: "
+        "one a GPU of the cluster, else one a CPU)",
+    )  # fmt: skip
+    p.add_argument(
+        "--engine", choices=("local", "ray"), default="local",
+        help="ray: passes run on replicas on the machines of a Ray cluster, each with a GPU of its own or on "
+        "--threads CPUs; a replica that is lost is started again, and its passes run on others",
+    )  # fmt: skip
+    p.add_argument(
+        "--address", help="of the Ray cluster (default: an instance of Ray on this machine alone)"
     )
     p.add_argument(
         "--threads", type=count(1, thread_counts.MOST),
@@ -112,20 +119,12 @@ def _main(arguments: list[str] | None) -> int:
     devices = tuple(options.device.split(","))
     if len(set(devices)) != len(devices):
         raise expected("--device", "each device once", options.device)
-    granted = thread_counts.check(None, "--threads")
-    settings = Settings(
-        devices=devices,
-        dtype=options.dtype,
-        instances=options.instances,
-        threads=options.threads or max(1, granted // options.instances),
-        largest=options.max_batch,
-        delay_s=options.max_delay / 1e6,
-        queue=options.queue,
-    )
+    settings = _settings(options, devices)
     certificate = _certificate(options)
     try:
         import uvloop
 
+        from ..ray_cluster import disconnect
         from . import http, server  # and the packages that they stand on
     except ImportError as error:
         raise UnsupportedError(
@@ -143,12 +142,44 @@ def _main(arguments: list[str] | None) -> int:
     logging.getLogger("cnn_engine.serve").setLevel(logging.INFO)
     with _socket(options.host, options.http_port) as listener:
         address = None if options.grpc_port < 0 else (options.host, options.grpc_port)
-        ended_by = uvloop.run(
-            server.serve(served, listener, address, certificate, options.connections, GRACE_S),
-        )
+        try:
+            ended_by = uvloop.run(
+                server.serve(served, listener, address, certificate, options.connections, GRACE_S),
+            )
+        finally:
+            if settings.ray:
+                disconnect()
     if ended_by is not None:
         signal.raise_signal(ended_by)  # all is answered: now as every command ends on a signal
     return cli.DONE
+
+
+def _settings(options: argparse.Namespace, devices: tuple[str, ...]) -> Settings:
+    """Returns how all models are run.
+
+    Raises:
+        InputError: an option is at fault, or there is no cluster.
+    """
+    granted, ray = thread_counts.check(None, "--threads"), options.engine == "ray"
+    if options.address is not None and not ray:
+        raise expected("--address", "--engine ray beside it", options.engine)
+    instances, threads = options.instances, options.threads
+    if ray:
+        if len(devices) > 1 or ":" in devices[0]:
+            raise expected("--device", "auto, cpu or cuda with --engine ray", options.device)
+        threads = threads or 1
+        from ..ray_cluster import cluster_workers, connect
+
+        connect(options.address, instances)  # on this thread: it keeps what signals do
+        if instances is None:
+            cuda = devices[0].startswith("cuda")
+            instances = max(cluster_workers(options.address, cuda) // (1 if cuda else threads), 1)
+    instances = instances or 1
+    return Settings(
+        devices=devices, dtype=options.dtype, instances=instances,
+        threads=threads or max(1, granted // instances), largest=options.max_batch,
+        delay_s=options.max_delay / 1e6, queue=options.queue, ray=ray, address=options.address,
+    )  # fmt: skip
 
 
 class _Shown(logging.Handler):

@@ -40,6 +40,7 @@ class _Collector:
             "cnn_engine_compute_seconds", "Seconds of passes, for each request.", labels=labels
         )
         waiting = GaugeMetricFamily("cnn_engine_waiting", "Requests that wait.", labels=labels)
+        running = GaugeMetricFamily("cnn_engine_running", "Passes that run.", labels=labels)
         latency = HistogramMetricFamily(
             "cnn_engine_request_seconds", "Seconds from arrival to answer.", labels=labels
         )
@@ -56,10 +57,11 @@ class _Collector:
             queue.add_metric(key, found.queue.seconds)
             compute.add_metric(key, found.compute_infer.seconds)
             waiting.add_metric(key, model.waiting)
+            running.add_metric(key, model.running)
             bounds = [*map(str, BOUNDS), "+Inf"]
             counts = itertools.accumulate(found.buckets)
             latency.add_metric(key, list(zip(bounds, counts, strict=True)), found.success.seconds)
-        yield from (requests, images, passes, queue, compute, waiting, latency)
+        yield from (requests, images, passes, queue, compute, waiting, running, latency)
 
 
 def text(models: Repository) -> bytes:

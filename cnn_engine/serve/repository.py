@@ -13,7 +13,8 @@ from .. import workload
 from ..errors import CnnEngineError, did_you_mean, expected
 from ..locks import ForkSafeLock
 from .errors import Refused, not_found, refusal
-from .model import SAVED, ServedModel, Settings
+from .model import ServedModel
+from .replicas import SAVED, Settings
 
 log = logging.getLogger(__name__)
 

@@ -71,7 +71,7 @@ def test_a_region_cut_during_a_pass_is_refused():
     pytest.importorskip("orjson")
     from cnn_engine.serve import http, protocol
     from cnn_engine.serve.errors import Refused
-    from cnn_engine.serve.model import Settings
+    from cnn_engine.serve.replicas import Settings
     from cnn_engine.serve.repository import Repository
     from cnn_engine.serve.shared_memory import FOLDER, Regions
 

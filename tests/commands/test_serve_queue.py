@@ -17,7 +17,7 @@ pytest.importorskip("orjson")
 from cnn_engine.serve import batching, http, protocol
 from cnn_engine.serve.batching import Batcher, Job
 from cnn_engine.serve.errors import Refused
-from cnn_engine.serve.model import Settings
+from cnn_engine.serve.replicas import Settings
 from cnn_engine.serve.repository import Repository
 from cnn_engine.serve.statistics import Statistics
 
