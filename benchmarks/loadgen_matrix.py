@@ -1,0 +1,185 @@
+"""Runs LoadGen's scenarios for models, numbers of threads and libraries, each cell in a process of its own.
+
+    python -m benchmarks.loadgen_matrix --model resnet50.onnx --model mobilenet_v3_large.onnx \\
+      --json loadgen.json --markdown loadgen.md
+
+A cell is one run of ``cnn-engine loadgen``, and the libraries of a scenario run one after the other. What was
+found is written after every cell; with ``--keep`` the next run leaves out the cells that are in ``--json``.
+A library that is not installed has a row that says so, and no other is called faster than it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from cnn_engine import cli
+from cnn_engine.devices import threads
+from cnn_engine.devices.cpu import CpuDevice
+from cnn_engine.loadgen import rules
+from cnn_engine.measure import environment
+from cnn_engine.report import units
+
+from . import result_file
+
+#: Libraries that need nothing but the file.
+CONTESTANTS = ("cnn_engine", "onnxruntime", "openvino")
+
+
+def parser() -> cli.ArgumentParser:
+    """Returns the command's parser."""
+    p = cli.ArgumentParser(
+        prog="python -m benchmarks.loadgen_matrix",
+        description="Runs LoadGen's scenarios for models, numbers of threads and libraries.",
+        epilog="exit codes: 0 done; 1 a run is INVALID or has failed; 2 an option is at fault",
+    )
+    p.add_argument("--model", action="append", required=True, metavar="FILE.onnx")
+    p.add_argument(
+        "--scenario", nargs="+", choices=rules.SCENARIOS, default=list(rules.SCENARIOS),
+        help="default: all four",
+    )  # fmt: skip
+    p.add_argument("--contestant", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
+    p.add_argument(
+        "--threads", nargs="+", type=cli.whole_number(1, threads.MOST), default=[1, 2], metavar="N",
+        help="default: 1 2",
+    )  # fmt: skip
+    p.add_argument(
+        "--duration", type=cli.number(0.1, 86400), default=60.0, metavar="S",
+        help="seconds of each run at least (default: 60)",
+    )  # fmt: skip
+    p.add_argument(
+        "--latency", type=cli.number(0, 1e6), default=100.0, metavar="MS",
+        help="bound of the 99th percentile in Server (default: 100; MLPerf's 15 are for accelerators)",
+    )  # fmt: skip
+    p.add_argument(
+        "--keep", action="store_true",
+        help="adds to what is in --json, without the cells that it has",
+    )  # fmt: skip
+    p.add_argument(
+        "--logs", default="loadgen", metavar="FOLDER",
+        help="LoadGen's logs, in NETWORK-THREADS/SCENARIO/LIBRARY (default: loadgen)",
+    )  # fmt: skip
+    result_file.add_options(p, "json", "markdown")
+    return p
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line; returns its exit code."""
+    return cli.run(_main, arguments)
+
+
+def _main(arguments: list[str] | None) -> int:
+    options = parser().parse_args(arguments)
+    found = result_file.ResultFile(
+        "loadgen_matrix", options, arguments, environment=environment.describe(CpuDevice()),
+        duration=options.duration, rows=[],
+    )  # fmt: skip
+    document = found.document
+    found.begin(document["environment"]["commit"])
+    if options.keep and options.json and Path(options.json).exists():
+        found.take_in(options.json, "--keep", _key, _same)
+    there = {_key(row) for row in document["rows"]}
+    cells = product(options.model, options.threads, options.scenario, options.contestant)
+    for model, count, scenario, contestant in cells:
+        cell = {
+            "network": Path(model).stem, "threads": count, "scenario": scenario, "library": contestant,
+        }  # fmt: skip
+        if _key(cell) in there:
+            continue
+        row = cell | _run(model, count, scenario, contestant, options)
+        document["rows"].append(row)
+        cli.show(_line(row))
+        found.write(markdown)
+    found.write(markdown)
+    return cli.DONE if all(_is_valid(row) for row in document["rows"]) else cli.CHECK_FAILED
+
+
+def _key(row: Mapping[str, Any]) -> tuple:
+    return row["network"], row["threads"], row["scenario"], row["library"]
+
+
+def _same(document: Mapping[str, Any]) -> str:
+    """Returns what the parts of one table have in common."""
+    about = document["environment"]
+    return f"commit {about['commit']} on {about['cpu']}, runs of {document['duration']:g} s"
+
+
+def _run(model: str, count: int, scenario: str, contestant: str, options: Any) -> dict[str, Any]:
+    """Returns LoadGen's row of one cell, or ``error``: why there is none."""
+    logs = Path(options.logs) / f"{Path(model).stem}-{count}"
+    command = [
+        sys.executable, "-m", "cnn_engine.loadgen", f"--model={model}", f"--threads={count}",
+        f"--scenario={scenario}", f"--contestant={contestant}", f"--duration={options.duration:g}",
+        f"--latency={options.latency:g}", f"--output={logs}", "--json=-",
+    ]  # fmt: skip
+    ended = subprocess.run(command, capture_output=True, text=True)
+    if ended.returncode in (cli.DONE, cli.CHECK_FAILED):
+        (row,) = json.loads(ended.stdout)["runs"]
+        return row
+    said = ended.stderr.strip().splitlines() or [f"ended with {ended.returncode}"]
+    return {"error": said[-1].removeprefix("error: ")}
+
+
+def _is_valid(row: Mapping[str, Any]) -> bool:
+    return row.get("validity") == "VALID"
+
+
+def result(row: Mapping[str, Any]) -> float | None:
+    """Returns what a scenario is judged by: seconds of its percentile, or images per second."""
+    scenario = row["scenario"]
+    if not _is_valid(row):
+        return None
+    if scenario in ("SingleStream", "MultiStream"):
+        return row[f"p{100 * rules.RULES[scenario].percentile:.0f}_s"]
+    return row.get("completed_images_per_s") or row["images_per_s"]
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    found = result(row)
+    name = f"{row['network']}, {row['threads']} threads, {row['scenario']}, {row['library']}"
+    if found is None:
+        return f"{name}: {row.get('error') or row.get('validity')}"
+    return f"{name}: {_shown(row, found)}"
+
+
+def _shown(row: Mapping[str, Any], found: float) -> str:
+    is_time = row["scenario"] in ("SingleStream", "MultiStream")
+    return units.seconds(found) if is_time else f"{found:,.1f} images/s"
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """Returns the page of a document."""
+    about = document["environment"]
+    lines = [
+        "# LoadGen's scenarios", "", f"- Machine: {about['cpu']}",
+        *(f"- Command: `{ran['command']}`, commit {ran['commit'] or 'not known'}, {ran['started']}"
+          for ran in document["commands"]),
+        f"- {document['duration']:g} s a run, and not MLPerf's {rules.OFFICIAL_S} s: not official.",
+        "- Result: 90th percentile of SingleStream, 99th of MultiStream, images/s of Server and Offline.",
+        "",
+        "| network | threads | scenario | library | verdict | p50 | p90 | p99 | result |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for row in document["rows"]:
+        times = [
+            units.seconds(row[key]) if row.get(key) is not None else ""
+            for key in ("p50_s", "p90_s", "p99_s")
+        ]
+        found = result(row)
+        cells = [
+            row["network"], str(row["threads"]), row["scenario"],
+            f"{row.get('contestant', row['library'])} {row.get('version', '')}".strip(),
+            row.get("validity") or f"did not run: {row['error']}", *times,
+            "" if found is None else _shown(row, found),
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
