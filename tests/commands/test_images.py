@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import deque
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from image_files import Image, bomb, picture, save
+from processes import gone
 
 from cnn_engine import InputError, UnsupportedError
 from cnn_engine.io import images
@@ -265,23 +265,6 @@ if __name__ == "__main__":
         found.close()
         print("interrupted", flush=True)
 """
-
-
-def gone(pids: list[int], seconds: float = 30) -> bool:
-    """Whether no process of ``pids`` is left after at most so many seconds; zombies do not count."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        states = [Path(f"/proc/{pid}/stat") for pid in pids]
-        alive = []
-        for state in states:
-            try:
-                alive.append(state.read_text().rpartition(")")[2].split()[0] != "Z")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-        if not any(alive):
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])

@@ -12,15 +12,14 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import infer_inputs
 import numpy as np
-import psutil
 import pyarrow.parquet as pq
 import pytest
+from processes import gone
 
 from cnn_engine import infer
 from cnn_engine.errors import InputError
@@ -30,7 +29,7 @@ from cnn_engine.infer.output_dir import Folder
 from cnn_engine.infer.shards import Shard
 from cnn_engine.infer.supervise import Supervisor
 
-#: Slow enough to be disturbed: about a twentieth of a second a shard.
+#: Shards of ten images.
 WORDS = ["--device", "cpu", "--variant", "if", "--batch", "10", "--shard-size", "31kB", "--no-ceilings",
          "--quiet"]  # fmt: skip
 COUNT = 240
@@ -57,24 +56,32 @@ def wanted(inputs, tmp_path_factory):
     return found
 
 
-def start(inputs: Path, out: Path, *more: str, **options) -> subprocess.Popen:
-    words = [sys.executable, "-m", "cnn_engine.infer", str(inputs), "--output", str(out), *WORDS]
-    return subprocess.Popen(
-        [*words, "--workers", "1", *more],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
+#: The command, disturbed once the first shard is done. A test that waited for its file could be too late.
+DISTURBED = """
+import os, signal, sys
+from cnn_engine import infer
+from cnn_engine.infer.supervise import Supervisor
+
+done = Supervisor._on_done
+
+def disturbed(self, worker, event):
+    done(self, worker, event)
+    if len(self.done) == 1:
+        {disturb}
+
+Supervisor._on_done = disturbed
+sys.exit(infer.main())
+"""
+
+
+def run(inputs: Path, out: Path, *more: str, disturb: str = "pass", **options) -> SimpleNamespace:
+    """Runs the command with one worker in a process of its own; returns its code, output and errors."""
+    words = [str(inputs), "--output", str(out), *WORDS, "--workers", "1", *more]
+    done = subprocess.run(
+        [sys.executable, "-c", DISTURBED.format(disturb=disturb), *words],
+        capture_output=True, text=True, timeout=250, **options,
     )  # fmt: skip
-
-
-def when_begun(process: subprocess.Popen, out: Path) -> None:
-    """Waits for the first shard."""
-    end = time.monotonic() + 60
-    while not infer_inputs.contents(out) and process.poll() is None and time.monotonic() < end:
-        time.sleep(0.005)
-
-
-def finish(process: subprocess.Popen) -> tuple[int, str]:
-    errors = process.communicate(timeout=120)[1]
-    return process.returncode, errors
+    return SimpleNamespace(code=done.returncode, output=done.stdout, errors=done.stderr)
 
 
 def mended(inputs: Path, out: Path, wanted: dict[str, bytes]) -> None:
@@ -89,11 +96,8 @@ def mended(inputs: Path, out: Path, wanted: dict[str, bytes]) -> None:
 
 def test_a_killed_worker_is_replaced(inputs, wanted, tmp_path):
     out, report = tmp_path / "out", tmp_path / "report.json"
-    process = start(inputs, out, "--json", str(report))
-    when_begun(process, out)
-    for child in psutil.Process(process.pid).children():
-        child.kill()
-    assert finish(process) == (0, "")
+    found = run(inputs, out, "--json", str(report), disturb="self.pool.kill(worker)")
+    assert (found.code, found.errors) == (0, "")
     assert infer_inputs.contents(out) == wanted
     assert left_over(out) == []
     assert json.loads(report.read_text())["restarts"] == 1
@@ -101,14 +105,14 @@ def test_a_killed_worker_is_replaced(inputs, wanted, tmp_path):
 
 def test_a_killed_parent_takes_its_workers_along(inputs, wanted, tmp_path):
     out = tmp_path / "out"
-    process = start(inputs, out)
-    when_begun(process, out)
-    children = psutil.Process(process.pid).children()
-    assert children
-    process.kill()
-    finish(process)
-    assert not psutil.wait_procs(children, timeout=30)[1]
+    kill = (
+        "print(self.pool._processes[worker].pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    found = run(inputs, out, disturb=kill)
+    assert found.code == -signal.SIGKILL
+    assert gone(map(int, found.output.split()))
     done = infer_inputs.contents(out)
+    assert 0 < len(done) < len(wanted)
     assert all(wanted[name] == data for name, data in done.items())
     mended(inputs, out, wanted)
 
@@ -116,13 +120,10 @@ def test_a_killed_parent_takes_its_workers_along(inputs, wanted, tmp_path):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_keep_what_is_done(number, code, inputs, wanted, tmp_path):
     out = tmp_path / "out"
-    process = start(inputs, out)
-    when_begun(process, out)
-    process.send_signal(number)
-    found, errors = finish(process)
-    assert found == code
-    assert errors.startswith("interrupted: ")
-    assert errors.endswith("shards are left; the same command does them\n")
+    found = run(inputs, out, disturb=f"signal.raise_signal({int(number)})")
+    assert found.code == code
+    assert found.errors.startswith("interrupted: ")
+    assert found.errors.endswith("shards are left; the same command does them\n")
     assert left_over(out) == []
     manifest = json.loads((out / "_manifest.json").read_text())
     assert 0 < manifest["shards_done"] == len(infer_inputs.contents(out)) < len(wanted)
@@ -138,11 +139,11 @@ def test_a_full_disk_ends_the_command_in_one_line(inputs, wanted, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (least - 100, resource.RLIM_INFINITY))
 
     (out / "_run").mkdir(parents=True)
-    code, errors = finish(start(inputs, out, preexec_fn=limit))
-    assert code == 2
-    assert len(errors.splitlines()) == 1
-    assert errors.startswith("error: cannot write ")
-    assert "File too large" in errors
+    found = run(inputs, out, preexec_fn=limit)
+    assert found.code == 2
+    assert len(found.errors.splitlines()) == 1
+    assert found.errors.startswith("error: cannot write ")
+    assert "File too large" in found.errors
     assert infer_inputs.contents(out) == {}
     assert left_over(out) == []
     mended(inputs, out, wanted)
