@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from characterize_points import point, rows
 
-from cnn_engine.characterize import command, measure, subjects
+from cnn_engine.characterize import command, measure, sampler, subjects
 from cnn_engine.characterize.measure import Meters, Passes, Settings
 from cnn_engine.characterize.sampler import GpuMeters, ProcessMeters, Sampler, SmCounters
 from cnn_engine.characterize.subjects import Load
@@ -21,24 +22,67 @@ from cnn_engine.errors import UnsupportedError
 from cnn_engine.measure.cupti.activity_records import Copy, Kernel, Trace
 
 
-def test_samples_are_taken_at_the_period_that_was_asked_for():
-    with Sampler(lambda: {"x": 1.0}, 0.01) as sampler:
-        time.sleep(0.5)
-    # A loaded machine is late now and then; the grid keeps the mean.
-    assert 20 <= len(sampler.samples) <= 52
-    assert sampler.achieved_s == pytest.approx(0.01, rel=0.6)
-    assert sampler.times_s[0] < 0.1
-    assert sampler.times_s == sorted(sampler.times_s)
+class Clock:
+    """A clock that only those move who wait or work: no machine is too slow for it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
 
 
-def test_a_meter_slower_than_the_period_is_told():
-    def slow():
-        time.sleep(0.03)
+@pytest.fixture(autouse=True)
+def passes_clock(monkeypatch) -> Clock:
+    """The clock of passes."""
+    clock = Clock()
+    monkeypatch.setattr(measure, "perf_counter", clock)
+    return clock
+
+
+class Waits:
+    """In the place of a sampler's event: each wait is ``late``, and they end after ``seconds``."""
+
+    def __init__(self, clock: Clock, seconds: float, late: float = 0.0) -> None:
+        self._clock, self._seconds, self._late = clock, seconds, late
+
+    def wait(self, seconds: float) -> bool:
+        self._clock.advance(seconds + self._late)
+        return self._clock.now >= self._seconds
+
+    def set(self) -> None:
+        pass
+
+
+def sampled(monkeypatch, read, seconds: float, late: float = 0.0) -> Sampler:
+    """Returns a sampler of every 10 ms after so many seconds of a clock, which ``read`` may move."""
+    clock = Clock()
+    monkeypatch.setattr(sampler, "perf_counter", clock)
+    found = Sampler(lambda: read(clock), 0.01)
+    found._stop = Waits(clock, seconds, late)
+    with found:
+        pass
+    return found
+
+
+def test_samples_are_taken_at_the_period_that_was_asked_for(monkeypatch):
+    """Waits that are late do not add up: the grid keeps the mean."""
+    found = sampled(monkeypatch, lambda clock: {"x": 1.0}, 0.5, late=0.003)
+    assert len(found.samples) == 50
+    assert found.achieved_s == pytest.approx(0.01)
+    assert found.times_s == pytest.approx(np.arange(50) * 0.01 + 0.003)
+
+
+def test_a_meter_slower_than_the_period_is_told(monkeypatch):
+    def slow(clock):
+        clock.advance(0.033)
         return {}
 
-    with Sampler(slow, 0.01) as sampler:
-        time.sleep(0.3)
-    assert sampler.achieved_s >= 0.03
+    found = sampled(monkeypatch, slow, 0.4)
+    assert found.achieved_s == pytest.approx(0.04)
 
 
 def test_even_the_shortest_time_has_one_sample():
@@ -48,37 +92,38 @@ def test_even_the_shortest_time_has_one_sample():
     assert sampler.achieved_s is None
 
 
-def test_a_meter_that_fails_ends_sampling_and_says_so():
+def test_a_meter_that_fails_ends_sampling_and_says_so(monkeypatch):
     readings = iter([{"x": 1.0}])
-    with Sampler(lambda: next(readings), 0.005) as sampler:
-        time.sleep(0.1)
-    assert sampler.mean("x") == 1
-    assert "ended after 1 samples" in sampler.failure
+    found = sampled(monkeypatch, lambda clock: next(readings), 0.1)
+    assert found.mean("x") == 1
+    assert "ended after 1 samples" in found.failure
 
 
 def test_what_is_made_of_samples():
-    sampler = Sampler(dict, 1.0)
-    sampler.times_s = [0.0, 1.0, 2.0]
-    sampler.samples = [
+    found = Sampler(dict, 1.0)
+    found.times_s = [0.0, 1.0, 2.0]
+    found.samples = [
         {"x": 10.0, "why": ["power cap"]},
         {"x": None, "why": []},
         {"x": 20.0, "why": ["power cap", "brake"]},
     ]
-    assert sampler.values("x") == [10, 20]
-    assert sampler.mean("x") == 15
-    assert sampler.mean("x", 0.5) == 20
-    assert (sampler.least("x"), sampler.most("x")) == (10, 20)
-    assert sampler.mean("y") is sampler.most("y") is None
-    assert sampler.seen("why") == ["power cap", "brake"]
+    assert found.values("x") == [10, 20]
+    assert found.mean("x") == 15
+    assert found.mean("x", 0.5) == 20
+    assert (found.least("x"), found.most("x")) == (10, 20)
+    assert found.mean("y") is found.most("y") is None
+    assert found.seen("why") == ["power cap", "brake"]
 
 
-def test_the_process_meters():
+def test_the_process_meters(works):
     meters = ProcessMeters()
     meters.reset_peak()
-    begin, cpu_s = time.perf_counter(), meters.cpu_s()
-    while time.perf_counter() - begin < 0.3:
+    outer, cpu_s, inner = time.process_time(), meters.cpu_s(), time.process_time()
+    while time.process_time() - inner < 0.3:
         pass
-    assert 0.05 < meters.cpu_s() - cpu_s < 0.6
+    used = meters.cpu_s() - cpu_s
+    tick = 1 / os.sysconf("SC_CLK_TCK")
+    assert 0.3 - 2 * tick < used < time.process_time() - outer + 2 * tick
     before = meters.read()["rss"]
     block = np.ones(60 * 2**20, np.uint8)
     assert meters.read()["rss"] > before + 50 * 2**20
@@ -164,15 +209,37 @@ def meters_of_a_gpu(**options) -> Meters:
     return Meters(GpuMeters(gpu), SmCounters(gpu), None)
 
 
-def sleeps(seconds: float, **options) -> Load:
-    return Load(4, lambda: lambda: time.sleep(seconds), 1, **options)
+@pytest.fixture
+def works(passes_clock):
+    """Returns a function that makes a load of passes of so many seconds of their clock."""
+
+    def load(seconds: float, **options) -> Load:
+        return Load(4, lambda: lambda: passes_clock.advance(seconds), 1, **options)
+
+    return load
 
 
-def test_what_nvml_says_is_in_the_point():
+def sample_by_the_clock_of_passes(monkeypatch, seconds: float) -> None:
+    """Has samplers take all samples of so many seconds as they begin."""
+
+    class AtOnce(Sampler):
+        def __enter__(self):
+            clock = Clock()
+            self._stop = Waits(clock, seconds, late=1e-4)
+            monkeypatch.setattr(sampler, "perf_counter", clock)
+            self._run()
+            self._thread.start = self._thread.join = lambda: None
+            return self
+
+    monkeypatch.setattr(measure, "Sampler", AtOnce)
+
+
+def test_what_nvml_says_is_in_the_point(monkeypatch, works):
+    sample_by_the_clock_of_passes(monkeypatch, 1.2)
     meters = meters_of_a_gpu()
     found = point()
     memory = subjects.Memory(10, 30, 50)
-    load = sleeps(0.005, memory=lambda: memory)
+    load = works(0.005, memory=lambda: memory)
     rows_ = measure.time_point(found, load, meters, Settings(1, 1e-3, 1.2, 1.0, 0.05))
     meters.close()
     assert meters.gpu.gpu.nvml.freed == 2
@@ -187,23 +254,22 @@ def test_what_nvml_says_is_in_the_point():
     assert (found.allocated_bytes, found.allocated_peak_bytes, found.reserved_bytes) == (10, 30, 50)
     assert (found.sm_utilization, found.sm_occupancy, found.dram_utilization) == (0.75, 0.125, None)
     # NVML averages over up to a second, and the warm-up was short: only what comes later counts.
-    assert 1 <= found.nvml_utilization_samples <= 6 < found.samples
+    assert (found.nvml_utilization_samples, found.samples) == (4, 24)
     assert found.status == "not run"  # whoever calls decides
     assert len(rows_) == found.passes
 
 
-def test_nvml_utilisation_of_a_short_window_is_left_out():
+def test_nvml_utilisation_of_a_short_window_is_left_out(monkeypatch, works):
+    sample_by_the_clock_of_passes(monkeypatch, 0.02)
     found = point()
-    measure.time_point(
-        found, sleeps(0.002), meters_of_a_gpu(), Settings(1, 1e-3, 0.02, 0.02, 0.005)
-    )
+    measure.time_point(found, works(0.002), meters_of_a_gpu(), Settings(1, 1e-3, 0.02, 0.02, 0.005))
     assert found.nvml_gpu_utilization_mean is None
     assert found.nvml_utilization_samples == 0
     assert "averaging window" in found.note
     assert found.power_mean_w == 250
     after_a_warmup = point()
     measure.time_point(
-        after_a_warmup, sleeps(0.002), meters_of_a_gpu(), Settings(1, 1.0, 0.02, 0.02, 0.005)
+        after_a_warmup, works(0.002), meters_of_a_gpu(), Settings(1, 1.0, 0.02, 0.02, 0.005)
     )
     assert after_a_warmup.nvml_gpu_utilization_mean == 0.9
 
@@ -253,20 +319,19 @@ def recorded(monkeypatch, kernels_of, dropped=0, reason=None):
     monkeypatch.setattr(measure.activity, "unavailable", lambda: reason)
 
 
-def test_utilisation_is_the_union_of_kernels_over_the_time_of_a_pass(monkeypatch):
+def test_utilisation_is_the_union_of_kernels_over_the_time_of_a_pass(monkeypatch, works):
     # Two kernels that overlap, and one apart: 3 ms of 10 ms that a pass takes when nothing is recorded.
     recorded(monkeypatch, lambda index: [("a", 0, 2e-3), ("b", 1e-3, 2e-3), ("a", 5e-3, 6e-3)])
     found = point(latency_mean_s=10e-3, latency_p50_s=10e-3)
-    kernels, iterations = measure.profile_point(found, sleeps(0.012), Settings(profile_s=0.2), True)
+    kernels, iterations = measure.profile_point(found, works(0.012), Settings(profile_s=0.2), True)
     assert found.kernel_source == "activity"
     assert found.kernels_per_pass == 3
     assert found.kernel_s_per_pass == pytest.approx(3e-3)
     assert found.copy_s_per_pass == pytest.approx(1e-4)
     assert found.gpu_utilization == pytest.approx(0.3)
-    # While it is recorded a pass takes longer, 12 ms and more, and the share is less.
-    assert 0.05 < found.gpu_utilization_profiled < 0.26
-    assert found.profiling_cost == pytest.approx(found.profiled_latency_s / 10e-3 - 1)
-    assert found.profiling_cost > 0.19
+    # While it is recorded a pass takes longer, 12 ms, and the share is less.
+    assert found.gpu_utilization_profiled == pytest.approx(0.25)
+    assert found.profiling_cost == pytest.approx(0.2)
     assert [(k.name, k.calls) for k in kernels] == [
         ("a", 2 * found.profiled_passes),
         ("b", found.profiled_passes),
@@ -282,42 +347,40 @@ def test_utilisation_is_the_union_of_kernels_over_the_time_of_a_pass(monkeypatch
     assert found.note == ""
 
 
-def test_utilisation_is_no_more_than_all_of_the_time(monkeypatch):
+def test_utilisation_is_no_more_than_all_of_the_time(monkeypatch, works):
     recorded(monkeypatch, lambda index: [("a", 0, 2.1e-3)])
     found = point(latency_mean_s=2e-3, latency_p50_s=2e-3)
-    measure.profile_point(found, sleeps(0.002), Settings(profile_s=0.05), True)
+    measure.profile_point(found, works(0.002), Settings(profile_s=0.05), True)
     assert found.gpu_utilization == 1
 
 
-def test_passes_with_different_kernels_have_no_kernel_time_each(monkeypatch):
+def test_passes_with_different_kernels_have_no_kernel_time_each(monkeypatch, works):
     recorded(monkeypatch, lambda index: [("a", 0, 1e-3)] * (2 if index == 0 else 1))
     found = point(latency_mean_s=2e-3, latency_p50_s=2e-3)
-    _, iterations = measure.profile_point(found, sleeps(0.002), Settings(profile_s=0.05), True)
+    _, iterations = measure.profile_point(found, works(0.002), Settings(profile_s=0.05), True)
     assert {row.kernel_s for row in iterations} == {None}
     assert "do not have the same kernels" in found.note
     assert found.gpu_utilization is not None
 
 
-def test_dropped_records_are_told(monkeypatch):
+def test_dropped_records_are_told(monkeypatch, works):
     recorded(monkeypatch, lambda index: [("a", 0, 1e-3)], dropped=5)
     found = point(latency_mean_s=2e-3, latency_p50_s=2e-3)
-    measure.profile_point(found, sleeps(0.002), Settings(profile_s=0.05), True)
+    measure.profile_point(found, works(0.002), Settings(profile_s=0.05), True)
     assert found.records_dropped == 5
     assert "5 activity records were dropped" in found.note
 
 
-def test_no_records_at_all_are_told(monkeypatch):
+def test_no_records_at_all_are_told(monkeypatch, works):
     recorded(monkeypatch, lambda index: [])
     found = point(latency_mean_s=2e-3, latency_p50_s=2e-3)
-    kernels, iterations = measure.profile_point(
-        found, sleeps(0.002), Settings(profile_s=0.05), True
-    )
+    kernels, iterations = measure.profile_point(found, works(0.002), Settings(profile_s=0.05), True)
     assert (kernels, iterations) == ([], [])
     assert "no kernel was recorded" in found.note
     assert found.gpu_utilization is None
 
 
-def test_without_records_events_take_their_place(monkeypatch):
+def test_without_records_events_take_their_place(monkeypatch, works):
     recorded(monkeypatch, lambda index: [], reason="activity records: none here")
     calls = [subjects.CallTimes("conv1", [1e-3] * 6), subjects.CallTimes("fc", [5e-4] * 6)]
     inside = subjects.InsideTimes("events", calls, 6, 4e-3, copies_s=6e-4)
@@ -328,7 +391,7 @@ def test_without_records_events_take_their_place(monkeypatch):
         return inside
 
     found = point(latency_mean_s=3e-3, latency_p50_s=3e-3)
-    load = sleeps(0.002, time_inside=time_inside)
+    load = works(0.002, time_inside=time_inside)
     kernels, _ = measure.profile_point(found, load, Settings(profile_s=0.1), True)
     assert found.note == "activity records: none here"
     assert found.kernel_source == "events"
@@ -337,7 +400,7 @@ def test_without_records_events_take_their_place(monkeypatch):
     assert found.copy_s_per_pass == pytest.approx(1e-4)
     assert [k.name for k in kernels] == ["conv1", "fc"]
     assert {k.source for k in kernels} == {"events"}
-    assert 20 <= asked[0] <= 50
+    assert asked == [50]
 
     short = point(latency_mean_s=1e-3, latency_p50_s=1e-3)
     measure.profile_point(short, load, Settings(profile_s=0.1), True)
@@ -346,20 +409,20 @@ def test_without_records_events_take_their_place(monkeypatch):
     assert "events around kernels add up to more than a pass" in short.note
 
     nothing = point(latency_mean_s=3e-3, latency_p50_s=3e-3)
-    assert measure.profile_point(nothing, sleeps(0.002), Settings(profile_s=0.1), True) == ([], [])
+    assert measure.profile_point(nothing, works(0.002), Settings(profile_s=0.1), True) == ([], [])
     assert "kernel times: not known" in nothing.note
 
 
-def test_passes_are_timed_around_the_work_alone():
+def test_passes_are_timed_around_the_work_alone(passes_clock):
     def prepared():
-        time.sleep(0.01)
-        return lambda: time.sleep(0.002)
+        passes_clock.advance(0.01)
+        return lambda: passes_clock.advance(0.002)
 
     passes = Passes()
     passes.run(prepared, 0.0)
     assert len(passes) == measure.FEWEST_PASSES
-    assert all(0.002 <= seconds < 0.01 for seconds in passes.seconds)
-    assert passes.span_s >= 0.034
+    assert list(passes.seconds) == pytest.approx([0.002] * len(passes))
+    assert passes.span_s == pytest.approx(0.012 * len(passes))
     most = Passes()
     most.run(lambda: int, 60.0, most=10)
     assert len(most) == 10
@@ -379,7 +442,7 @@ def test_an_interrupted_pass_does_not_count():
     assert len(passes) == len(passes.starts_s) == 2
 
 
-def test_the_command_on_a_gpu_that_is_made_up(tmp_path, monkeypatch, capsys):
+def test_the_command_on_a_gpu_that_is_made_up(tmp_path, monkeypatch, capsys, works):
     device = SimpleNamespace(
         kind="cuda", name="cuda:0", model="Made-up GPU", note=None, pci_bus_id="0000:01:00.0"
     )
@@ -397,7 +460,7 @@ def test_the_command_on_a_gpu_that_is_made_up(tmp_path, monkeypatch, capsys):
         def load(self, batch):
             order.append(batch)
             memory = subjects.Memory(10 * batch, 20 * batch, 2**20)
-            yield sleeps(0.001 * batch, memory=lambda: memory)
+            yield works(0.001 * batch, memory=lambda: memory)
 
         def close(self):
             order.append("close")
@@ -427,8 +490,8 @@ def test_the_command_on_a_gpu_that_is_made_up(tmp_path, monkeypatch, capsys):
         assert row["sm_utilization"] == "0.75"
         assert row["power_mean_w"] == "250.0"
         assert "averaging window" in row["note"]
-    assert 0.2 < float(one["gpu_utilization"]) < 0.6  # 0.6 ms of 1 ms and a little
-    assert float(four["gpu_utilization"]) < float(one["gpu_utilization"]) / 2
+    assert float(one["gpu_utilization"]) == pytest.approx(0.6)  # 0.6 ms of 1 ms
+    assert float(four["gpu_utilization"]) == pytest.approx(0.15)
     assert four["allocated_peak_bytes"] == "80"
     found = [(k["batch"], k["name"], k["source"]) for k in rows(tmp_path / "kernel.csv")]
     assert found == [(batch, name, "activity") for batch in "14" for name in ("conv", "fc")]
