@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -210,25 +209,42 @@ def test_no_check(capsys):
     assert json.loads(capsys.readouterr().out)["check"] is None
 
 
+#: The command, interrupted after three timed passes.
+INTERRUPTED = """
+import signal, sys
+from cnn_engine import run
+from cnn_engine.measure import timing
+
+passes, timed = [], timing.time_passes
+
+def interrupted(*arguments, progress, **options):
+    def done(count):
+        progress(count)
+        passes.append(count)
+        if len(passes) == 3:
+            signal.raise_signal({number})
+    return timed(*arguments, progress=done, **options)
+
+timing.time_passes = interrupted
+sys.exit(run.main())
+"""
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_it_with_what_was_measured(tmp_path, number, code):
     path = tmp_path / "result.json"
-    ready = "from cnn_engine import run; print('ready', flush=True); raise SystemExit(run.main())"
     options = (*SMALL, "--duration", "600", "--no-check", "--json", str(path))
-    process = subprocess.Popen(
-        [sys.executable, "-c", ready, *options], stdout=-1, stderr=-1, text=True
-    )
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(2)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=30)
-    assert process.returncode == code, err
-    assert "Traceback" not in err
-    assert "CNN for 6 images" in out
+    process = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.format(number=int(number)), *options],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert process.returncode == code, process.stderr
+    assert "Traceback" not in process.stderr
+    assert "CNN for 6 images" in process.stdout
     document = json.loads(path.read_text())
     assert document["interrupted"] is True
     assert document["images_done"] == 6
-    assert document["latency_ms"]["samples"] > 1
+    assert document["latency_ms"]["samples"] == 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
