@@ -84,10 +84,12 @@ def test_cpp_step_is_right(path):
     assert sum(outcome.refused is None for outcome in found.outcomes) >= 9
 
 
-def test_there_are_steps():
-    names = [path.name for path in STEPS]
-    assert sum(name.endswith(".cu") for name in names) == 6
-    assert sum(name.endswith(".cpp") for name in names) == 4
+def test_steps_are_short_and_in_the_tutorial():
+    tutorial = (ROOT / "docs" / "tutorials" / "own_kernel.md").read_text()
+    assert {path.suffix for path in STEPS} == {".cpp", ".cu"}
+    for path in STEPS:
+        assert len(path.read_text().splitlines()) <= 150, path.name
+        assert f"examples/kernels/{path.name})" in tutorial
 
 
 @pytest.mark.gpu
