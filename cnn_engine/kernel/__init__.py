@@ -1,4 +1,4 @@
-"""Kernels of your own: ``cnn-engine kernel new | check | rank``."""
+"""Kernels of your own: ``cnn-engine kernel new | check | rank | grade | board``."""
 
 from .command import main
 

@@ -1,4 +1,4 @@
-"""``cnn-engine kernel new | check | rank | grade``: kernels of your own."""
+"""``cnn-engine kernel new | check | rank | grade | board``: kernels of your own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..kernels.user import CONTRACTS
 from ..kernels.user.source import COMPUTES
 from ..measure import environment
 from ..progress import teller
-from . import check, grade, leaderboard, packs, rank, templates, text
+from . import check, grade, history, leaderboard, packs, rank, templates, text
 from .process import Limits
 
 
@@ -105,6 +105,17 @@ def parser() -> argparse.ArgumentParser:
     ranks.add_argument(
         "--html", metavar="PATH", help="write the board as one page; - for standard output"
     )
+    boards = commands.add_parser(
+        "board", help="show what rank and grade --board have kept",
+        description="Shows the best run of each kernel, from a file that `kernel rank --board` or `kernel "
+        "grade --board` keeps.",
+    )  # fmt: skip
+    boards.add_argument("file", metavar="FILE", help="the board")
+    boards.add_argument(
+        "--html", metavar="PATH", help="write the boards as one page; - for standard output"
+    )
+    boards.add_argument("--json", metavar="PATH", help="write them as JSON; - for standard output")
+    boards.add_argument("--quiet", action="store_true", help="print nothing but errors")
     return p
 
 
@@ -117,6 +128,10 @@ def _add_rounds(p: argparse.ArgumentParser, calls: int, rounds: int) -> None:
         "--rounds", type=cli.whole_number(1, 100), default=rounds, metavar="N",
         help="times through all kernels, each kernel in a new process, in random order, with the calls "
         f"shared among them; kernels are compared by these processes (default: {rounds})",
+    )  # fmt: skip
+    p.add_argument(
+        "--board", metavar="FILE",
+        help="append the result to this SQLite file, which `kernel board` shows; many may write to it",
     )  # fmt: skip
 
 
@@ -148,7 +163,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     options.words = sys.argv[1:] if arguments is None else arguments
-    return {"new": _new, "check": _check, "rank": _rank, "grade": _grade}[options.action](options)
+    actions = {"new": _new, "check": _check, "rank": _rank, "grade": _grade, "board": _board}
+    return actions[options.action](options)
 
 
 def _new(options: argparse.Namespace) -> int:
@@ -189,9 +205,29 @@ def _check(options: argparse.Namespace) -> int:
     return cli.DONE
 
 
+def _board(options: argparse.Namespace) -> int:
+    outputs = {"--html": options.html, "--json": options.json}
+    cli.check_outputs(outputs, [options.file])
+    found = history.read(options.file)
+    if options.json:
+        write_text(options.json, history.to_json(found))
+    if options.html:
+        write_text(options.html, history.page(found, os.path.basename(options.file)))
+    if not options.quiet and "-" not in outputs.values():
+        cli.show(history.text(found))
+    return cli.DONE
+
+
+def _check_outputs(options: argparse.Namespace, outputs: dict[str, str | None]) -> None:
+    """Refuses outputs that cannot be written, before anything is timed; makes the file of --board."""
+    cli.check_outputs({**outputs, "--board": options.board}, options.files)
+    if options.board:
+        history.prepare(options.board)
+
+
 def _grade(options: argparse.Namespace) -> int:
     outputs = {"--json": options.json, "--csv": options.csv}
-    cli.check_outputs(outputs, options.files)
+    _check_outputs(options, outputs)
     pack = packs.find(options.pack)
     kind = (options.device or grade.device_of(options.files)).partition(":")[0]
     device = devices.select(options.device or kind)
@@ -207,9 +243,12 @@ def _grade(options: argparse.Namespace) -> int:
                 _write_marks(outputs, found, pack)
 
         found = _ranked(options, pack.operator, device, entries, keep, teller(show))
+    marks = grade.grades(found.entries, pack)
+    if options.board:
+        history.append(options.board, found, pack.name, marks)
     if show:
         baseline = next(entry for entry in found.entries if entry.name == grade.BASELINE)
-        cli.show(grade.text(grade.grades(found.entries, pack), pack, baseline))
+        cli.show(grade.text(marks, pack, baseline))
     return cli.DONE
 
 
@@ -227,7 +266,7 @@ def _write_marks(outputs: dict[str, str | None], found: rank.Board, pack: packs.
 
 def _rank(options: argparse.Namespace) -> int:
     outputs = {"--json": options.json, "--html": options.html}
-    cli.check_outputs(outputs, options.files)
+    _check_outputs(options, outputs)
     show = not options.quiet and "-" not in outputs.values()
     allowed = [word for word in options.computes.split(",") if word]
     for word in allowed:
@@ -244,6 +283,8 @@ def _rank(options: argparse.Namespace) -> int:
             write_text(options.json, json.dumps(found.to_dict(), indent=1) + "\n")
 
     found = _ranked(options, op, device, entries, keep, teller(show))
+    if options.board:
+        history.append(options.board, found)
     if options.html:
         write_text(options.html, leaderboard.page(found))
     if show:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import kernel_tricks
+from benchmarks import honest_kernels, kernel_tricks
 from cnn_engine.io import sandbox
 from cnn_engine.kernel import cases, check, templates
 from cnn_engine.kernel.expected import Series
@@ -136,3 +136,11 @@ def test_memory_of_a_cuda_file_does_not_pay(name, tmp_path):
     path.write_text(f"{text[:start]}{CUDA[name]}{text[start:store]}{body}  {text[store:]}")
     found = check.check(str(path), cases=cases.grid("relu")[-1:])
     assert "in a timed call" in (found.fault or "it passed") or "the call before" in found.fault
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_honest_kernels_are_accepted(number, folder):
+    """Of styles that no two share; ``benchmarks.honest_kernels`` has hundreds."""
+    made = honest_kernels.submissions(folder, 3, seed=0)
+    assert len({style for style, _ in made}) == len(made)
+    assert honest_kernels.fault(made[number][1]) is None
