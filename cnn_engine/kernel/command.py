@@ -22,8 +22,10 @@ from ..graph.model import Model
 from ..io.files import write_text
 from ..kernels.user import CONTRACTS
 from ..kernels.user.source import COMPUTES
-from ..measure import environment
+from ..measure import environment, roofline
 from ..progress import teller
+from ..report import plot
+from ..report import roofline as roofline_report
 from . import check, grade, history, leaderboard, packs, rank, templates, text
 from .process import Limits
 
@@ -76,6 +78,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_common(grades)
     _add_rounds(grades, 20, 3)
+    grades.set_defaults(roofline=None)
     grades.add_argument(
         "--csv", metavar="PATH", help="write the marks as CSV; - for standard output"
     )
@@ -105,6 +108,10 @@ def parser() -> argparse.ArgumentParser:
     ranks.add_argument(
         "--html", metavar="PATH", help="write the board as one page; - for standard output"
     )
+    ranks.add_argument(
+        "--roofline", nargs="?", const="", metavar="FILE.png",
+        help="measure the CPU's limits, and say for each kernel which one binds it; with a file, draw it",
+    )  # fmt: skip
     boards = commands.add_parser(
         "board", help="show what rank and grade --board have kept",
         description="Shows the best run of each kernel, from a file that `kernel rank --board` or `kernel "
@@ -267,6 +274,8 @@ def _write_marks(outputs: dict[str, str | None], found: rank.Board, pack: packs.
 def _rank(options: argparse.Namespace) -> int:
     outputs = {"--json": options.json, "--html": options.html}
     _check_outputs(options, outputs)
+    if options.roofline:
+        plot.check("--roofline", options.roofline)
     show = not options.quiet and "-" not in outputs.values()
     allowed = [word for word in options.computes.split(",") if word]
     for word in allowed:
@@ -277,6 +286,8 @@ def _rank(options: argparse.Namespace) -> int:
     if options.device is not None and options.device.partition(":")[0] != kind:
         raise expected("--device", f"{kind}, for which the files are", options.device)
     device = devices.select(options.device or kind)
+    if options.roofline is not None:
+        roofline.check_device(device)
 
     def keep(found: rank.Board) -> None:
         if options.json and (found.complete or options.json != "-"):
@@ -287,8 +298,13 @@ def _rank(options: argparse.Namespace) -> int:
         history.append(options.board, found)
     if options.html:
         write_text(options.html, leaderboard.page(found))
+    if options.roofline and found.roofline:
+        title = f"{found.operator} of {found.network}, batch {found.batch}, {found.threads} threads"
+        roofline_report.draw(found.roofline, title, options.roofline)
     if show:
         cli.show(text.board(found))
+        if found.roofline:
+            cli.show(f"\n{roofline_report.render(found.roofline, what='kernel')}")
     return cli.DONE if any(e.fault is None for e in found.entries) else cli.CHECK_FAILED
 
 
@@ -314,6 +330,9 @@ def _ranked(
         entries, cases, device.name, found.threads, options.calls, options.rounds,
         _limits(options), progress, kept,
     )  # fmt: skip
+    if options.roofline is not None:
+        progress("roofline")
+        found.roofline = roofline.measure(found.threads, rank.layers_of(entries, cases))
     progress("")
     found.complete = True
     kept(entries)

@@ -1,4 +1,4 @@
-"""Boards over time: an SQLite file to which ``kernel rank`` and ``kernel grade`` append what they found.
+"""Boards over time: an SQLite file to which ``kernel rank`` and ``kernel grade`` append their results.
 
 Times are compared within a problem only: one pack or network, operator, batch, device and number of threads.
 """
@@ -45,7 +45,7 @@ PRAGMA user_version = {VERSION};
 
 @dataclass(frozen=True)
 class Problem:
-    """What times can be compared within.
+    """A problem; times are compared within one only.
 
     Attributes:
         task: the pack, or the network.

@@ -20,6 +20,8 @@ from ..errors import InputError, expected
 from ..graph.graph import Graph
 from ..kernels.user import CONTRACTS, source
 from ..measure import statistics
+from ..measure.result import LayerTime
+from ..measure.roofline import Roofline
 from ..measure.statistics import Estimate
 from .cases import Case, grid, of_node
 from .expected import Series, judged
@@ -156,6 +158,7 @@ class Board:
         complete: whether all rounds are done.
         environment: of the machine.
         command: that made it.
+        roofline: of the machine with each kernel on each node, where ``--roofline`` asked for it.
     """
 
     network: str
@@ -171,6 +174,7 @@ class Board:
     environment: dict[str, Any] = field(default_factory=dict)
     command: str = ""
     complete: bool = True
+    roofline: Roofline | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the content of ``--json``."""
@@ -179,6 +183,7 @@ class Board:
             "network": self.network, "operator": self.operator, "device": self.device,
             "batch": self.batch, "threads": self.threads, "calls": self.calls, "rounds": self.rounds,
             "flops": self.flops, "nodes": self.nodes, "complete": self.complete,
+            "roofline": self.roofline and asdict(self.roofline),
             "entries": [
                 {"name": e.name, "subject": e.subject, "computes": e.computes, "place": e.place,
                  "ties": e.ties, "fault": e.fault, "sandbox": e.sandbox,
@@ -203,6 +208,22 @@ def nodes_of(graph: Graph, op: str) -> list[Case]:
     ]
     if not found:
         raise expected("--network", f"nodes of the operator {op}", f"none in {graph.name}")
+    return found
+
+
+def layers_of(entries: Sequence[Entry], cases: Sequence[Case]) -> list[LayerTime]:
+    """Returns a call of each kernel on each node, with the node's operations and bytes."""
+    found = []
+    for entry in entries:
+        if entry.total is None:
+            continue
+        for case in cases:
+            cost = case.graph.cost_of(case.node)
+            name = entry.name if len(cases) == 1 else f"{entry.name}, {case.label}"
+            seconds = entry.nodes[case.label].value
+            found.append(
+                LayerTime(name, case.op.kind, "cpu", 1, seconds, None, cost.flops, cost.bytes)
+            )
     return found
 
 

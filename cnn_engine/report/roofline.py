@@ -17,17 +17,21 @@ NAMED = 5
 COLOURS = {"float32": "#b3261e", "memory": "#0b5cad", "cache": "#17692f"}
 
 
-def render(found: Roofline, top: int | None = None) -> str:
-    """Returns the ceilings, and the layers in order; with ``top`` those that take the longest."""
-    lines = ["Roofline: each layer beside the ceiling that is nearest above it"]
+def render(found: Roofline, top: int | None = None, what: str = "layer") -> str:
+    """Returns the ceilings, and the layers in order; with ``top`` those that take the longest.
+
+    Args:
+        what: a row is, such as ``kernel``.
+    """
+    lines = [f"Roofline: each {what} beside the ceiling that is nearest above it"]
     for ceiling in found.ceilings:
         lines.append(f"  {ceiling.name:<8} {_rate(ceiling):>16}  {ceiling.how}")
     shown = found.points
     if top is not None:
         shown = sorted(shown, key=lambda point: -point.seconds)[:top]
-    width = max([len(point.name) for point in shown] + [5])
+    width = max(len(name) for name in (what, *(point.name for point in shown)))
     lines.append(
-        f"{'layer':<{width}}  {'time':>10}  {'FLOP/byte':>9}  {'GFLOP/s':>9}  {'GB/s':>8}  bound by"
+        f"{what:<{width}}  {'time':>10}  {'FLOP/byte':>9}  {'GFLOP/s':>9}  {'GB/s':>8}  bound by"
     )
     for point in shown:
         lines.append(

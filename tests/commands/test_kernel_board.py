@@ -104,7 +104,7 @@ def test_files_that_are_no_boards_are_refused(tmp_path, capsys):
     assert all(line.startswith("error: ") for line in errors)
 
 
-def test_rank_appends_its_board(tmp_path):
+def test_rank_appends_its_board_and_measures_the_roofline(tmp_path):
     kernel, file = tmp_path / "linear.cpp", tmp_path / "b ?#.sqlite"
     kernel.write_text(templates.text("linear", "cpu", "linear.cpp"))
     words = [
@@ -119,7 +119,16 @@ def test_rank_appends_its_board(tmp_path):
         "--rounds",
         "1",
     ]
-    assert command.main([*words, "--threads", "1", "--board", str(file), "--quiet"]) == 0
+    page = tmp_path / "rank.json"
+    words += ["--threads", "1", "--roofline", "--json", str(page), "--quiet"]
+    assert command.main([*words, "--board", str(file)]) == 0
+    limits = json.loads(page.read_text())["roofline"]
+    rates = {ceiling["name"]: ceiling["rate"] for ceiling in limits["ceilings"]}
+    for point in limits["points"]:
+        assert point["name"].startswith("linear.cpp, ")
+        attained = point["flops_per_s" if point["bound"] == "float32" else "bytes_per_s"]
+        assert point["share"] == pytest.approx(attained / rates[point["bound"]])
+    assert len(limits["points"]) == len(json.loads(page.read_text())["nodes"]) == 2
     ((problem, (submission,)),) = history.read(str(file)).items()
     found = (problem.task, problem.operator, problem.batch, problem.threads)
     assert found == ("ece408", "linear", 1, 1)
