@@ -48,6 +48,11 @@ def not_found(message: str) -> Refused:
     return Refused(HTTPStatus.NOT_FOUND, message)
 
 
+def not_implemented(name: str) -> Refused:
+    """Returns the refusal of a part of the protocol that the server does not have."""
+    return Refused(HTTPStatus.NOT_IMPLEMENTED, f"{name}: not part of this server")
+
+
 def refusal(error: BaseException) -> Refused:
     """Returns the message to a client on any error: its own fault, or the server's."""
     if isinstance(error, Refused):

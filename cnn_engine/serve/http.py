@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from . import metrics, protocol
-from .errors import Closed, Refused, invalid, not_found, refusal
+from .errors import Closed, Refused, invalid, not_found, not_implemented, refusal
 from .model import ServedModel
 from .repository import Repository
 from .shared_memory import Regions
@@ -188,8 +188,14 @@ def application(served: Served) -> Starlette:
         regions.unregister(request.path_params.get("name", ""))
         return Response()
 
-    async def unsupported(request: HttpRequest) -> Response:
-        raise Refused(HTTPStatus.NOT_IMPLEMENTED, f"{request.url.path}: not part of this server")
+    def unsupported(name: str) -> Callable[[HttpRequest], Awaitable[Response]]:
+        async def refuse(_: HttpRequest) -> Response:
+            raise not_implemented(name)
+
+        return refuse
+
+    async def nothing_to_unregister(_: HttpRequest) -> Response:
+        return Response()
 
     async def no_regions(_: HttpRequest) -> Any:
         return []
@@ -232,10 +238,19 @@ def application(served: Served) -> Starlette:
             *routes("POST", region_register, f"{region}/register"),
             *routes("POST", region_unregister, f"{shared}/unregister", f"{region}/unregister"),
             *routes("GET", no_regions, f"{cuda}/status", f"{cuda_region}/status"),
-            *routes("POST", unsupported, f"{cuda}/unregister", f"{cuda_region}/unregister"),
-            *routes("POST", unsupported, f"{cuda_region}/register"),
-            *routes("GET", unsupported, "/v2/trace/setting", "/v2/logging"),
-            *routes("POST", unsupported, "/v2/trace/setting", "/v2/logging"),
+            *routes(
+                "POST", nothing_to_unregister, f"{cuda}/unregister", f"{cuda_region}/unregister"
+            ),
+            *routes("POST", unsupported(protocol.CUDA_MEMORY), f"{cuda_region}/register"),
+            *(
+                route
+                for method in ("GET", "POST")
+                for route in (
+                    *routes(method, unsupported(protocol.LOGGING), "/v2/logging"),
+                    *routes(method, unsupported(protocol.TRACING), "/v2/trace/setting"),
+                    *of_model(method, unsupported(protocol.TRACING), "/trace/setting"),
+                )
+            ),
             *routes("GET", read_metrics, "/metrics"),
         ],
         exception_handlers={404: missing},

@@ -34,6 +34,9 @@ DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items()}
 _DTYPES = {datatype: np.dtype(dtype) for datatype, dtype in DTYPES.items()}
 _DATATYPES = {dtype: datatype for datatype, dtype in _DTYPES.items()}
 
+#: Parts of Triton's protocol that are refused.
+CUDA_MEMORY, TRACING, LOGGING = "CUDA shared memory", "trace settings", "log settings"
+
 #: Dimensions that a tensor may have.
 MOST_DIMENSIONS = 16
 

@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2_grpc as services
 
 from .. import __version__
 from . import protocol
-from .errors import GRPC_STATUS, invalid, refusal
+from .errors import GRPC_STATUS, invalid, not_implemented, refusal
 from .http import Served, infer
 from .model import ServedModel
 
@@ -124,6 +124,22 @@ class Service(services.GRPCInferenceServiceServicer):
     @_answers
     async def CudaSharedMemoryStatus(self, _: Any) -> Any:
         return messages.CudaSharedMemoryStatusResponse()
+
+    @_answers
+    async def CudaSharedMemoryRegister(self, _: Any) -> Any:
+        raise not_implemented(protocol.CUDA_MEMORY)
+
+    @_answers
+    async def CudaSharedMemoryUnregister(self, _: Any) -> Any:
+        return messages.CudaSharedMemoryUnregisterResponse()
+
+    @_answers
+    async def TraceSetting(self, _: Any) -> Any:
+        raise not_implemented(protocol.TRACING)
+
+    @_answers
+    async def LogSettings(self, _: Any) -> Any:
+        raise not_implemented(protocol.LOGGING)
 
     @_answers
     async def ModelInfer(self, request: Any) -> Any:
