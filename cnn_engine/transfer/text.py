@@ -7,6 +7,7 @@ import numpy as np
 from ..report import units
 from .analysis import Analysis, Prediction
 from .regression import Line, Misfit
+from .subjects import BETWEEN
 
 
 def render(one: Analysis) -> str:
@@ -24,9 +25,10 @@ def render(one: Analysis) -> str:
         best = int(np.argmax(rates))
         text = f"best {_rate(rates[best])} at {one.points[best].batch_size}"
         if one.peak_bytes_per_s:
+            way = "past the host" if one.mode.direction == BETWEEN else "page-locked"
             text += (
                 f", {units.percent(rates[best] / one.peak_bytes_per_s)} of the peak of "
-                f"{_rate(one.peak_bytes_per_s)} (page-locked, 256 MiB)"
+                f"{_rate(one.peak_bytes_per_s)} ({way}, 256 MiB)"
             )
         rows.append(("rate", text))
     if one.weights is not None:

@@ -362,6 +362,7 @@ def test_copies_to_another_gpu_are_timed_both_ways(device, peer, tmp_path, capsy
     assert run(*arguments, "--direction", "d2d", "--peer", "cuda:1", "--predict", 8) == 0
     printed = capsys.readouterr().out
     assert "d2d, peer, uint8" in printed
+    assert printed.count("(past the host, ") == 2  # the peak of either way
     direct = float(two_pieces(8))
     seconds = [float(line.split()[0]) for line in printed.splitlines()[-2:]]
     assert seconds == pytest.approx([direct, direct + 1e-6], rel=1e-3)
