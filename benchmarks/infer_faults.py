@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import signal
@@ -202,7 +203,7 @@ def _release(output: Path) -> None:
 def unreadable_shard(stand: Stand, output: Path) -> int:
     """Cuts off a tar of a run that has begun, and gives it back for the next."""
     path = stand.random.choice(sorted(stand.inputs.glob("*.tar")))
-    whole = path.read_bytes()
+    whole, times = path.read_bytes(), path.stat()
     process = stand.start(output)
     while not (output / "_run/run.json").exists() and process.poll() is None:  # planned
         time.sleep(0.01)
@@ -210,6 +211,7 @@ def unreadable_shard(stand: Stand, output: Path) -> int:
     path.write_bytes(whole[: stand.random.randrange(len(whole))])
     code = end(process)
     path.write_bytes(whole)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # as another file it would be refused
     return code
 
 
