@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..graph.graph import Graph, Node, Value
-from ..operators.recurrent import checked_lengths
+from ..operators.recurrent import DynamicLstm, checked_lengths
 from ..types import ITEM_BYTES
 from .kernel import Bound, Call, Kernel, functions, packed, upload
 from .native import _cpu
@@ -19,10 +19,11 @@ def _shape(node: Node, gates: Value) -> Any:
     each = [(*ones, *[ones[0]] * 3)[:3] for ones in op.functions]
     flat = [one for ones in (*each, each[0])[:2] for one in ones]
     return _cpu.RecurrentShape(
-        getattr(_cpu.RecurrentCell, op.kind), steps, batch, directions, size // op.gates, op.reverse,
-        getattr(op, "reset_after", False), getattr(op, "coupled", False), op.clip,
+        getattr(_cpu.RecurrentCell, op.kind.removeprefix("dynamic_")), steps, batch, directions,
+        size // op.gates, op.reverse, getattr(op, "reset_after", False),
+        getattr(op, "coupled", False), op.clip,
         *(getattr(_cpu.UnaryFunction, one.function) for one in flat),
-        *(one.alpha for one in flat), *(one.beta for one in flat),
+        *(one.alpha for one in flat), *(one.beta for one in flat), isinstance(op, DynamicLstm),
     )  # fmt: skip
 
 
@@ -100,6 +101,9 @@ ROWS = [
         kind, "recurrent", device, _make, why_not=_why_not(device == "cpu"), workspace=_workspace,
         prepare=_pack, packs=(1,),
     )
-    for kind in ("rnn", "gru", "lstm")
-    for device in ("cpu", "cuda")
+    for kind, devices in (
+        ("rnn", ("cpu", "cuda")), ("gru", ("cpu", "cuda")), ("lstm", ("cpu", "cuda")),
+        ("dynamic_lstm", ("cpu",)),
+    )
+    for device in devices
 ]  # fmt: skip

@@ -37,7 +37,7 @@ class QuantizedConv2d(Integers):
 
     0. x [N, C, H, W], int8 or uint8
     1. weight [K, C / groups, R, S], int8 or uint8; of lowered graphs always int8
-    2. scale [K] float32; None where the output is int32
+    2. scale float32, [K] or, where it is computed, one number; None where the output is int32
     3. bias [K] int32, in steps of x_scale * w_scale[k]
     4. x_zero, one number of x's type
     5. w_zero, one number or [K], of the weight's type
@@ -77,7 +77,7 @@ class QuantizedConv2d(Integers):
         floats = [Value(value.name, value.shape) for value in (x, weight)]
         ((shape, _),) = plain.infer(floats)
         filters = weight.shape[:1]
-        check_parameter("scale", scale, "float32", filters)
+        check_parameter("scale", scale, "float32", filters, (), (1,))
         check_parameter("bias", bias, "int32", filters)
         check_parameter("x_zero", x_zero, x.dtype, (), (1,))
         check_parameter("w_zero", w_zero, weight.dtype, (), (1,), filters)

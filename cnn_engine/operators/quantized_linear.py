@@ -26,7 +26,7 @@ class QuantizedLinear(Integers):
 
     0. x [N, ...] taken as [N, F], int8 or uint8
     1. weight [M, F], int8 or uint8; of lowered graphs always int8
-    2. scale [M] float32; None where the output is int32
+    2. scale float32, [M] or, where it is computed, one number; None where the output is int32
     3. bias [M] int32, in steps of x_scale * w_scale[m]
     4. x_zero, one number of x's type
     5. w_zero, one number or [M], of the weight's type
@@ -53,7 +53,7 @@ class QuantizedLinear(Integers):
                 f"expected a weight of {math.prod(x.shape[1:])} columns, found {list(weight.shape)}"
             )
         rows = weight.shape[:1]
-        check_parameter("scale", scale, "float32", rows)
+        check_parameter("scale", scale, "float32", rows, (), (1,))
         check_parameter("bias", bias, "int32", rows)
         check_parameter("x_zero", x_zero, x.dtype, (), (1,))
         check_parameter("w_zero", w_zero, weight.dtype, (), (1,), rows)

@@ -97,6 +97,54 @@ std::int64_t scratch_floats(const Conv2dShape& p) {
   return direct_scratch<Integer>(p);
 }
 
+void check_instructions(const Packed& packed) {
+  if (std::strcmp(packed.header().instructions, kInstructions) != 0) {
+    throw std::invalid_argument(std::string("packed weights: expected those of ") + kInstructions +
+                                ", found those of " + packed.header().instructions);
+  }
+}
+
+// What a call reads and writes beside weights.
+struct Operands {
+  const void *input, *residual, *table;
+  void* output;
+  Conv2dPitches pitches;
+};
+
+void run(const Operands& at, const std::int32_t* weights, const Requantize& last, int passes,
+         char* workspace, const Conv2dShape& shape, bool planar, int threads) {
+  const Conv2dShape p = shape;
+  if (p.n == 0) return;
+  auto* turned = reinterpret_cast<std::uint8_t*>(workspace);
+  const Scratch scratch(turned + turned_bytes(p, planar), threads, scratch_floats(p));
+  const auto* x = static_cast<const std::uint8_t*>(at.input);
+  const auto* added = static_cast<const std::uint8_t*>(at.residual);
+  auto* y = static_cast<std::uint8_t*>(at.output);
+  const ByteTable then{static_cast<const std::uint8_t*>(at.table)};
+  Conv2dPitches own = at.pitches;
+  if (planar) {
+    turn(x, turned, p, threads);
+    x = turned;
+    own.x = 4 * units<Integer>(p.c);
+  }
+  if (is_depthwise(p)) {
+    const DepthwiseCall call{x, weights, last, added, then, y, own, passes};
+    return depthwise(call, scratch, p, threads);
+  }
+  const DirectOf<Integer, Centring, ByteTable> call{
+      x,   weights, added, Centring(last.types, p, own.x), y,
+      own, last,    then,  step_of(last.types.y),          passes};
+  if (is_pointwise(p)) return pointwise(call, scratch, p, threads);
+  banded(call, scratch, p, false, threads);
+}
+
+// Biases and scales of a call, and a depthwise convolution's weights, beside which they stand.
+std::int64_t terms_bytes(const Conv2dShape& p) {
+  const std::int64_t four = depthwise_packed(p, 1), two = depthwise_packed(p, 2);
+  const std::int64_t weights = is_depthwise(p) ? 4 * (four > two ? four : two) : 0;
+  return (2 * Packed::numbers(p) + weights + 63) / 64 * 64;
+}
+
 }  // namespace
 
 std::int64_t quantized_conv2d_packed(const Conv2dShape& p, int largest) {
@@ -152,35 +200,44 @@ void quantized_conv2d(const void* input, const void* packed, const void* residua
                       const void* table, void* output, void* workspace, const Conv2dShape& shape,
                       const Conv2dPitches& pitches, const QuantizedTypes& types, bool planar,
                       int threads) {
+  const Packed from{static_cast<char*>(const_cast<void*>(packed)), shape};
+  check_instructions(from);
+  run({input, residual, table, output, pitches}, from.weights(), {from.bias(), from.scale(), types},
+      from.header().passes, static_cast<char*>(workspace), shape, planar, threads);
+}
+
+std::int64_t quantized_conv2d_computed_workspace(const Conv2dShape& shape, bool planar,
+                                                 int threads) {
+  return terms_bytes(shape) + quantized_conv2d_workspace(shape, planar, threads);
+}
+
+void quantized_conv2d_computed(const ComputedOperands& at, const Conv2dShape& shape,
+                               const Conv2dPitches& pitches, ElementType y, int scales, bool planar,
+                               int threads) {
   const Conv2dShape p = shape;
-  const Packed from{static_cast<char*>(const_cast<void*>(packed)), p};
-  if (std::strcmp(from.header().instructions, kInstructions) != 0) {
-    throw std::invalid_argument(std::string("packed weights: expected those of ") + kInstructions +
-                                ", found those of " + from.header().instructions);
+  const Packed from{static_cast<char*>(const_cast<void*>(at.packed)), p};
+  check_instructions(from);
+  const int zero = at.x_zero ? *at.x_zero : 0;
+  auto* terms = static_cast<char*>(at.workspace);
+  auto* sums = reinterpret_cast<std::int32_t*>(terms);
+  auto* factors = reinterpret_cast<float*>(terms + Packed::numbers(p));
+  __builtin_memset(terms, 0, 2 * Packed::numbers(p));
+  for (int k = 0; k < p.k; ++k) {
+    const std::uint32_t own = at.bias ? at.bias[k] : 0, of_one = from.bias()[k];
+    sums[k] = static_cast<std::int32_t>(own + of_one * zero);
+    if (at.scale) factors[k] = at.scale[scales == 1 ? 0 : k];
   }
-  if (p.n == 0) return;
-  auto* turned = static_cast<std::uint8_t*>(workspace);
-  const Scratch scratch(turned + turned_bytes(p, planar), threads, scratch_floats(p));
-  const auto* x = static_cast<const std::uint8_t*>(input);
-  const auto* added = static_cast<const std::uint8_t*>(residual);
-  auto* y = static_cast<std::uint8_t*>(output);
-  const Requantize last{from.bias(), from.scale(), types};
-  const ByteTable then{static_cast<const std::uint8_t*>(table)};
-  Conv2dPitches own = pitches;
-  if (planar) {
-    turn(x, turned, p, threads);
-    x = turned;
-    own.x = 4 * units<Integer>(p.c);
-  }
+  const std::int32_t* weights = from.weights();
+  const int passes = from.header().passes;
   if (is_depthwise(p)) {
-    const DepthwiseCall call{x, from.weights(), last, added, then, y, own, from.header().passes};
-    return depthwise(call, scratch, p, threads);
+    auto* own = reinterpret_cast<std::int32_t*>(terms + 2 * Packed::numbers(p));
+    std::memcpy(own, weights, 4 * depthwise_packed(p, passes));
+    depthwise_terms(sums, factors, own, p, passes);
+    weights = own;
   }
-  const DirectOf<Integer, Centring, ByteTable> call{
-      x,   from.weights(), added, Centring(types, p, own.x), y,
-      own, last,           then,  step_of(types.y),          from.header().passes};
-  if (is_pointwise(p)) return pointwise(call, scratch, p, threads);
-  banded(call, scratch, p, false, threads);
+  const QuantizedTypes types{ElementType::uint8, zero, y, 0, 0, 0, ElementType::uint8, 0, 0.0f};
+  run({at.input, nullptr, nullptr, at.output, pitches}, weights, {sums, factors, types}, passes,
+      terms + terms_bytes(p), p, planar, threads);
 }
 
 std::int64_t integer_burst(std::int64_t rounds) {

@@ -98,9 +98,38 @@ std::int64_t depthwise_packed(const Conv2dShape& p, int passes) {
   return channels * each;
 }
 
+// Calls block(width, first channel) for all blocks.
+template <typename Block>
+void for_blocks_of_channels(int channels, const Block& block) {
+  for (int c = 0; c + kBlockBytes <= channels; c += kBlockBytes) block(kBlockBytes, c);
+  for_tail(channels, block);
+}
+
+// Writes value(channel) of the channels of a block, 0 of those past the last one.
+template <typename Value>
+void write_block(std::int32_t* to, const Conv2dShape& p, int width, int first, const Value& value) {
+  for (int i = 0; i < width; ++i) {
+    const int k = first + channel_of(i / (width / 4), i % (width / 4));
+    to[i] = k < p.k ? value(k) : 0;
+  }
+}
+
+// The bias and the scale of each block of what depthwise_pack packs.
+void depthwise_terms(const std::int32_t* bias, const float* scale, std::int32_t* to,
+                     const Conv2dShape& p, int passes) {
+  const std::int64_t weights = Strip(p, kernel_offsets_of_unit(passes)).weights(p);
+  for_blocks_of_channels(p.c, [&](int width, int first) {
+    write_block(to, p, width, first, [&](int k) { return bias[k]; });
+    write_block(to + width, p, width, first,
+                [&](int k) { return load_as<std::int32_t>(scale + k); });
+    to += (2 + weights) * width;
+  });
+}
+
 // [blocks] of [bias, scale, rows of the strip x units x p.s] x [4 vectors][lanes].
 void depthwise_pack(const std::int16_t* weight, const std::int32_t* bias, const float* scale,
                     std::int32_t* to, const Conv2dShape& p, int passes) {
+  depthwise_terms(bias, scale, to, p, passes);
   const Strip strip(p, kernel_offsets_of_unit(passes));
   const auto unit = [&](int k, int row, int index, int s) {
     std::uint32_t bits = 0;
@@ -114,23 +143,16 @@ void depthwise_pack(const std::int16_t* weight, const std::int32_t* bias, const 
     }
     return static_cast<std::int32_t>(bits);
   };
-  const auto block = [&](int width, int first) {
-    const auto each = [&](const auto& value) {
-      for (int i = 0; i < width; ++i) {
-        const int k = first + channel_of(i / (width / 4), i % (width / 4));
-        *to++ = k < p.k ? value(k) : 0;
-      }
-    };
-    each([&](int k) { return bias[k]; });
-    each([&](int k) { return load_as<std::int32_t>(scale + k); });
+  for_blocks_of_channels(p.c, [&](int width, int first) {
+    to += 2 * width;
     for (int row = 0; row < strip.rows; ++row) {
       for (int index = 0; index < strip.units; ++index) {
-        for (int s = 0; s < p.s; ++s) each([&](int k) { return unit(k, row, index, s); });
+        for (int s = 0; s < p.s; ++s, to += width) {
+          write_block(to, p, width, first, [&](int k) { return unit(k, row, index, s); });
+        }
       }
     }
-  };
-  for (int c = 0; c + kBlockBytes <= p.c; c += kBlockBytes) block(kBlockBytes, c);
-  for_tail(p.c, block);
+  });
 }
 
 // Of each thread: a position of x_zero, and the interleaved rows of a block.

@@ -122,6 +122,30 @@ void max_window(const std::uint8_t* corner, std::int64_t row, std::int64_t colum
   }
 }
 
+float lower_or_nan(float a, float b) { return a < b || a != a ? a : b; }
+
+// The least and the largest of `count` numbers and 0; NaN where one is.
+void range_of(const float* x, std::int64_t count, float& low, float& high) {
+  Vec<kWide> least{}, most{}, wrong{};
+  std::int64_t i = 0;
+  for (; i + kWide <= count; i += kWide) {
+    const Vec<kWide> v = load_as<Vec<kWide>>(x + i);
+    least = v < least ? v : least;
+    most = v > most ? v : most;
+    wrong = v == v ? wrong : v;
+  }
+  low = high = 0.0f;
+  const auto add = [&](float a, float b) {
+    low = lower_or_nan(low, a);
+    high = -lower_or_nan(-high, -b);
+  };
+  for (int j = 0; j < kWide; ++j) {
+    add(least[j], most[j]);
+    add(wrong[j], wrong[j]);
+  }
+  for (; i < count; ++i) add(x[i], x[i]);
+}
+
 }  // namespace
 
 void quantize_linear(const float* x, void* y, std::int64_t size, const Steps& given, int threads) {
@@ -133,6 +157,29 @@ void quantize_linear(const float* x, void* y, std::int64_t size, const Steps& gi
       return load_as<Vec<W>>(x + first + i) / splat<W>(steps.scale);
     });
   });
+}
+
+std::int64_t dynamic_quantize_linear_workspace(std::int64_t size, int) {
+  return (size + kBlock - 1) / kBlock * 2 * static_cast<int>(sizeof(float));
+}
+
+void dynamic_quantize_linear(const float* x, std::uint8_t* y, float* scale, std::uint8_t* zero,
+                             float* workspace, std::int64_t size, int threads) {
+  for_blocks(size, threads, [&](std::int64_t first, std::int64_t count) {
+    float* to = workspace + first / kBlock * 2;
+    range_of(x + first, count, to[0], to[1]);
+  });
+  float low = 0.0f, high = 0.0f;
+  for (std::int64_t block = 0; block < (size + kBlock - 1) / kBlock; ++block) {
+    low = lower_or_nan(low, workspace[2 * block]);
+    high = -lower_or_nan(-high, -workspace[2 * block + 1]);
+  }
+  *scale = (high - low) / 255.0f;
+  if (*scale == 0.0f) *scale = 1.0f;
+  Steps steps{ElementType::uint8, 0, *scale, 0, 255};
+  store_as<1>(steps, splat<1>(-low / *scale), zero);
+  steps.zero = *zero;
+  quantize_linear(x, y, size, steps, threads);
 }
 
 void dequantize_linear(const void* q, float* y, std::int64_t size, const Steps& given,

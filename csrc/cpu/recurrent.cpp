@@ -4,6 +4,7 @@
 // tasks; where there are fewer than threads, these share a step's panels.
 #include "ops/recurrent.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "cpu/fused/vector.h"
@@ -16,7 +17,9 @@ extern decltype(cpu::unary) unary;
 namespace {
 
 constexpr int kPanel = RecurrentShape::kPanel;
-constexpr int kRows = 4;  // of the batch, that a task takes
+constexpr int kRows = 4;  // of the batch, that a task takes where rows do not know of each other
+
+int rows_of(const RecurrentShape& p) { return p.rounds_states ? p.batch : kRows; }
 
 // Vectors of a panel that are summed together for so many rows: half of the registers.
 constexpr int vectors_of(int rows) {
@@ -101,6 +104,7 @@ struct Task {
   int direction, first, rows, threads;
   const float *packed, *bias, *peepholes;
   float *h, *c, *accumulators, *more;  // [rows, H], [rows, H], [rows, G*H], [rows, H]
+  int* at;                             // for each row the step of its sequence, or -1 past its end
 
   // Applies function `which` of the direction to `count` numbers within the clip.
   void apply(int which, float* x, std::int64_t count) const {
@@ -180,8 +184,31 @@ struct Task {
     for (int i = 0; i < count; ++i) state[i] = output[i] * next[i];
   }
 
-  // `at`: for each row the step of its sequence, or -1 past its end.
-  void step(const float* gates, const int* at, float* output) const {
+  // Makes `more` of the states as 8 bits would hold them, by the range of all rows and 0.
+  void round_states() const {
+    float low = 0.0f, high = 0.0f, wrong = 0.0f;  // NaN of what is not finite
+    for (int row = 0; row < rows; ++row) {
+      if (at[row] < 0) continue;
+      const float* state = h + std::int64_t{row} * p.hidden;
+      for (int i = 0; i < p.hidden; ++i) {
+        low = state[i] < low ? state[i] : low;
+        high = state[i] > high ? state[i] : high;
+        wrong += state[i] * 0.0f;
+      }
+    }
+    const auto whole = [](float value, float zero) {
+      value = std::nearbyint(value) + zero;
+      return value > 0.0f ? value < 255.0f ? value : 255.0f : 0.0f;
+    };
+    float scale = (high - low) / 255.0f + wrong;
+    if (scale == 0.0f) scale = 1.0f;
+    const float zero = whole(-low / scale, 0.0f);
+    for (std::int64_t i = 0; i < std::int64_t{rows} * p.hidden; ++i) {
+      more[i] = (whole(h[i] / scale, zero) - zero) * scale;
+    }
+  }
+
+  void step(const float* gates, float* output) const {
     const std::int64_t gate_size = p.gate_size();
     const int hidden = p.hidden, columns = p.first_gates() * hidden;
     for (int row = 0; row < rows; ++row) {
@@ -190,7 +217,9 @@ struct Task {
                   gates + (position * p.directions + direction) * gate_size,
                   gate_size * sizeof(float));
     }
-    multiply(h, packed, accumulators, gate_size, rows, hidden, columns, threads);
+    if (p.rounds_states) round_states();
+    multiply(p.rounds_states ? more : h, packed, accumulators, gate_size, rows, hidden, columns,
+             threads);
     if (p.cell == RecurrentCell::gru) {
       const float* last = packed + p.panels_size(2);
       if (p.reset_after) {
@@ -218,7 +247,6 @@ struct Task {
 
   void run(const float* gates, const std::int32_t* lengths, float* output) const {
     for (int s = 0; s < p.steps; ++s) {
-      int at[kRows];
       bool any = false;
       for (int row = 0; row < rows; ++row) {
         const int length = lengths != nullptr ? lengths[first + row] : p.steps;
@@ -230,13 +258,17 @@ struct Task {
         std::memset(output + (position * p.batch + first + row) * p.hidden, 0,
                     p.hidden * sizeof(float));
       }
-      if (any) step(gates, at, output);
+      if (any) step(gates, output);
     }
   }
 };
 
+int groups_of(const RecurrentShape& p) {
+  return p.batch == 0 ? 0 : (p.batch + rows_of(p) - 1) / rows_of(p);
+}
+
 std::int64_t task_size(const RecurrentShape& p) {
-  return kRows * (3 * std::int64_t{p.hidden} + p.gate_size());
+  return rows_of(p) * (3 * std::int64_t{p.hidden} + p.gate_size() + 1);
 }
 
 void start(float* to, const float* from, std::int64_t count) {
@@ -265,7 +297,7 @@ void recurrent_pack(const float* weights, float* packed, const RecurrentShape& s
 }
 
 std::int64_t recurrent_workspace(const RecurrentShape& shape, int) {
-  const std::int64_t groups = (shape.batch + kRows - 1) / kRows;
+  const std::int64_t groups = groups_of(shape);
   return groups * shape.directions * task_size(shape) * static_cast<int>(sizeof(float));
 }
 
@@ -274,16 +306,18 @@ void recurrent(const float* gates, const float* packed, const float* bias,
                const float* peepholes, float* output, float* last_hidden, float* last_cell,
                float* workspace, const RecurrentShape& shape, int threads) {
   const RecurrentShape p = shape;
-  const int groups = (p.batch + kRows - 1) / kRows, tasks = groups * p.directions;
+  const int groups = groups_of(p), tasks = groups * p.directions, most = rows_of(p);
   const std::int64_t packed_size = p.packed_size() / p.directions;
+  const std::int64_t size = std::int64_t{most} * p.hidden;
   const auto run = [&](int index, int shared) {
-    const int direction = index / groups, first = index % groups * kRows;
-    const int rows = p.batch - first < kRows ? p.batch - first : kRows;
+    const int direction = index / groups, first = index % groups * most;
+    const int rows = p.batch - first < most ? p.batch - first : most;
     const std::int64_t states = std::int64_t{rows} * p.hidden;
     const std::int64_t at = (std::int64_t{direction} * p.batch + first) * p.hidden;
     float* h = workspace + index * task_size(p);
-    float* c = h + kRows * p.hidden;
-    float* more = c + kRows * p.hidden;
+    float* c = h + size;
+    float* more = c + size;
+    float* sums = more + size;
     const Task task{
         p,
         direction,
@@ -295,8 +329,9 @@ void recurrent(const float* gates, const float* packed, const float* bias,
         peepholes != nullptr ? peepholes + std::int64_t{direction} * 3 * p.hidden : nullptr,
         h,
         c,
-        more + kRows * p.hidden,
-        more};
+        sums,
+        more,
+        reinterpret_cast<int*>(sums + most * p.gate_size())};
     start(h, hidden != nullptr ? hidden + at : nullptr, states);
     start(c, cell != nullptr ? cell + at : nullptr, states);
     task.run(gates, lengths, output);

@@ -67,6 +67,17 @@ CNN_ENGINE_INLINE int share_of(int weight, int pass, int passes) {
   return weight * (pass + 1) / passes - weight * pass / passes;
 }
 
+// What a layer reads and writes whose parameters are computed.
+struct ComputedOperands {
+  static constexpr bool kPassedByMember = true;
+
+  const void *input, *packed;
+  const std::uint8_t* x_zero;  // [1]; null: 0
+  const std::int32_t* bias;    // [K]; null: 0
+  const float* scale;          // [scales]; null where y is int32
+  void *output, *workspace;
+};
+
 namespace cpu {
 std::int64_t quantized_conv2d_packed(const Conv2dShape& shape, int largest);  // bytes
 void quantized_conv2d_pack(const std::int16_t* weight,  // [K, C / groups, R, S], less zero points
@@ -79,6 +90,16 @@ void quantized_conv2d(const void* input, const void* packed, const void* residua
                       const void* table, void* output, void* workspace, const Conv2dShape& shape,
                       const Conv2dPitches& pitches, const QuantizedTypes& types, bool planar,
                       int threads);
+
+// The same where x_zero, the bias and the scale are computed: x is uint8, y float32 or int32. The
+// weights are packed without a bias and a scale, and with an x_zero of 1: their biases are then
+// what a computed one is multiplied by.
+std::int64_t quantized_conv2d_computed_workspace(const Conv2dShape& shape, bool planar,
+                                                 int threads);
+void quantized_conv2d_computed(const ComputedOperands& at, const Conv2dShape& shape,
+                               const Conv2dPitches& pitches, ElementType y,
+                               int scales,  // 1 or K
+                               bool planar, int threads);
 
 // Does nothing but the multiply-adds of 8-bit integers that the selected instructions are for, and
 // returns how many: timed, they are the peak of one core.

@@ -42,6 +42,11 @@ struct MeanShape {
 
 namespace cpu {
 void quantize_linear(const float* x, void* y, std::int64_t size, const Steps& steps, int threads);
+// scale = (max - min) / 255 of x and 0, or 1 where that is 0; zero = saturated(-min / scale); y of
+// both. A NaN in x makes the scale one, and y and zero 0.
+std::int64_t dynamic_quantize_linear_workspace(std::int64_t size, int threads);  // bytes
+void dynamic_quantize_linear(const float* x, std::uint8_t* y, float* scale, std::uint8_t* zero,
+                             float* workspace, std::int64_t size, int threads);
 void dequantize_linear(const void* q, float* y, std::int64_t size, const Steps& steps, int threads);
 void lookup(const void* q, const void* table, void* y, std::int64_t size, int entry_bytes,
             int threads);

@@ -8,7 +8,9 @@
 //         c' = s * c + i * g(x_c + R_c h), o = f(x_o + R_o h + p_o * c'), h' = o * h(c')
 //
 // f, g and h are functions of ops/unary.h; what they are applied to, but for h, is first held
-// within the clip. Gates stand in ONNX's order: gru z r n, lstm i o f c; G is 1, 3 or 4.
+// within the clip. With `rounds_states` h is rounded to 8 bits where R multiplies it: to 256 whole
+// steps of the range of a step's states of all rows and 0. Gates stand in ONNX's order: gru z r n,
+// lstm i o f c; G is 1, 3 or 4.
 //
 // Layouts: gates [T,N,D,G*H]; R [D,G*H,H], as recurrent_pack makes it for a device; bias b [D,H];
 // peepholes p [D,3*H], in the order i o f; states [D,N,H]; outputs y [T,D,N,H]; float32,
@@ -35,6 +37,8 @@ struct RecurrentShape {
   float clip;                  // infinity: none
   UnaryFunction functions[6];  // f, g and h of each direction, and their numbers
   float alphas[6], betas[6];
+  bool rounds_states = false;  // on the CPU, of an LSTM
+  static constexpr int kOptionalMembers = 1;
 
   CNN_ENGINE_INLINE int gates() const {
     return cell == RecurrentCell::lstm ? 4 : cell == RecurrentCell::gru ? 3 : 1;

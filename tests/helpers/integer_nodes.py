@@ -66,11 +66,13 @@ def cases(rng, one, other):
     yield MaxPool2dNhwc((2, 2), (2, 2), (0, 0, 0, 0)), [numbers(rng, one, 1, 5, 6, 300)]
 
 
-def graph_of(record, arrays) -> tuple[Graph, dict[str, np.ndarray]]:
-    """Returns a graph of one node, and its inputs: those that are no constants."""
+def graph_of(record, arrays, computed=None) -> tuple[Graph, dict[str, np.ndarray]]:
+    """Returns a graph of one node, and its inputs: those ``computed``, which are no constants."""
     names = [None if a is None else f"x{i}" for i, a in enumerate(arrays)]
-    computed = COMPUTED.get(record.kind, {0})
-    given = {f"x{i}": a for i, a in enumerate(arrays) if i in computed and a is not None}
+    computed = COMPUTED.get(record.kind, {0}) if computed is None else computed
+    given = {
+        f"x{i}": np.asarray(a) for i, a in enumerate(arrays) if i in computed and a is not None
+    }
     constants = {
         f"x{i}": np.asarray(a) for i, a in enumerate(arrays) if a is not None and i not in computed
     }

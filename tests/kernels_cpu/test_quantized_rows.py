@@ -9,6 +9,8 @@ from integer_nodes import cases, f32, graph_of, numbers, scale
 from cnn_engine import Engine, _cpu
 from cnn_engine.engine import inspection
 from cnn_engine.graph.graph import Graph, Node, Value
+from cnn_engine.operators.quantized import DynamicQuantizeLinear
+from cnn_engine.operators.quantized_conv2d import QuantizedConv2dNhwc
 from cnn_engine.operators.quantized_linear import QuantizedLinear
 
 
@@ -69,3 +71,62 @@ def test_packed_weights_of_other_instructions_are_refused(rng):
             )  # fmt: skip
     finally:
         _cpu.select_integer_instructions(before)
+
+
+def test_scales_zero_points_and_biases_that_are_computed(rng, instruction_set):
+    """Dense, of groups, depthwise and of one place; weights of 8 and of more bits; planar images; rows."""
+    x, planar = numbers(rng, "uint8", 2, 9, 7, 20), numbers(rng, "uint8", 1, 3, 15, 21)
+    rows = numbers(rng, "uint8", 5, 33)
+    for groups, filters, one_scale in (
+        (1, 24, False),
+        (4, 8, True),
+        (20, 20, False),
+        (20, 20, True),
+    ):
+        weight = numbers(rng, "int8", filters, 20 // groups, 3, 3)
+        factors = scale(rng)[()] if one_scale else scale(rng, filters)
+        bias, w_zero = numbers(rng, "int32", filters) // 2**16, numbers(rng, "int8", filters)
+        layer = QuantizedConv2dNhwc("float32", padding=(1, 0, 1, 1), stride=(2, 1), groups=groups)
+        zero = numbers(rng, "uint8")
+        check(layer, [x, weight, factors, bias, zero, None if one_scale else w_zero])
+    check(QuantizedConv2dNhwc("int32"), [x, numbers(rng, "int8", 5, 20, 1, 1), None, None, zero])
+    stem = [
+        planar,
+        numbers(rng, "int8", 8, 3, 5, 5),
+        scale(rng)[()],
+        None,
+        numbers(rng, "uint8", 1),
+    ]
+    check(QuantizedConv2dNhwc("float32", planar=True, padding=(2, 2, 2, 2)), stem)
+    weight, bias = numbers(rng, "int8", 18, 33), numbers(rng, "int32", 18) // 2**16
+    check(QuantizedLinear("float32"), [rows, weight, scale(rng, 1), bias, zero])
+
+
+def check(record, arrays):
+    """Compares a layer's kernel for computed parameters with the reference."""
+    graph, given = graph_of(record, arrays, {0, 2, 3, 4})
+    for threads in (1, 2):
+        with Engine(graph, device="cpu", threads=threads) as engine:
+            found = engine.run(given)["y"]
+        wanted = record.reference(*arrays).astype(found.dtype)
+        np.testing.assert_array_equal(found, wanted, err_msg=str(record))
+    (layer,) = inspection.inspect(graph).on["cpu"].running
+    assert layer.kernel == "int8_computed", (record, layer)
+
+
+@pytest.mark.parametrize("special", [0, np.nan, np.inf, -np.inf])
+def test_dynamic_quantization(rng, instruction_set, special):
+    """More than a block of a thread, and fewer than a vector; NaN and infinities wherever they are."""
+    for size in (1, 3, 40, 9001):
+        x = numbers(rng, "float32", size)
+        x[-1] = special
+        wanted = DynamicQuantizeLinear().reference(x)
+        names = "q", "scale", "zero"
+        node = Node("layer", DynamicQuantizeLinear(), ("x",), names)
+        graph = Graph("layer", (Value("x", x.shape),), names, (node,), {})
+        with Engine(graph, device="cpu", threads=2) as engine:
+            found = engine.run({"x": x})
+        for name, exact in zip(names, wanted, strict=True):
+            np.testing.assert_array_equal(found[name], np.asarray(exact), err_msg=f"{size} {name}")
+        (layer,) = inspection.inspect(graph).on["cpu"].running
+        assert layer.kernel == "int8"

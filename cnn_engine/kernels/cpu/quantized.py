@@ -35,6 +35,9 @@ PACKED = (
     WEIGHT, SCALE, BIAS, X_ZERO, W_ZERO, Y_ZERO, RESIDUAL_SCALE, RESIDUAL_ZERO, INNER_SCALE
 )  # fmt: skip
 
+#: The same of layers whose scale, bias and zero point of the input are computed.
+PACKED_ALONE = (WEIGHT, W_ZERO)
+
 
 @dataclass(frozen=True)
 class _Packed:
@@ -102,16 +105,29 @@ def _is_planar(node: Node) -> bool:
 
 
 def _pack(node: Node, graph: Graph, device: Any) -> _Packed:
+    return _packed(node, graph, device, _types(node, graph), (BIAS, SCALE))
+
+
+def _packed(
+    node: Node, graph: Graph, device: Any, types: Any, parameters: Sequence[int | None]
+) -> _Packed:
+    """Returns packed weights.
+
+    Args:
+        parameters: the places of bias and scale, which are packed with them, or None.
+    """
     weight = _constant(node, graph, WEIGHT).astype(np.int16)
     if (zero := _constant(node, graph, W_ZERO)) is not None:
         weight -= zero.astype(np.int16).reshape(-1, *[1] * (weight.ndim - 1))
     largest = max(int(weight.max()), -1 - int(weight.min()), 0)
-    shape, types = _shape(node, graph.inputs_of(node)), _types(node, graph)
-    native = functions(device)
+    shape, native = _shape(node, graph.inputs_of(node)), functions(device)
 
     def fill(address: int) -> Any:
-        arrays = weight, *(_constant(node, graph, place) for place in (BIAS, SCALE))
-        kept = [None if a is None else np.require(a, requirements=("C", "A")) for a in arrays]
+        arrays = (None if p is None else _constant(node, graph, p) for p in parameters)
+        wide = (None if a is None else np.resize(a, weight.shape[:1]) for a in arrays)
+        kept = [
+            None if a is None else np.require(a, requirements=("C", "A")) for a in (weight, *wide)
+        ]
         sources = (0 if array is None else _cpu.address_of(array) for array in kept)
         where = (device.stream_handle,) if device.kind == "cuda" else ()
         native.quantized_conv2d_pack(*sources, address, shape, types, largest, *where)
@@ -150,6 +166,56 @@ def _make(call: Call) -> Bound:
         call.prepared.types,
         _is_planar(call.node),
     )
+
+
+def _not_computed(node: Node, graph: Graph) -> str | None:
+    """Why the kernel for computed scales cannot run a layer."""
+    x = graph.values[node.inputs[X]]
+    if x.dtype != "uint8" or node.op.dtype not in ("float32", "int32"):
+        return f"expected uint8 to float32 or int32, found {x.dtype} to {node.op.dtype}"
+    return _not_constant(node, graph, PACKED_ALONE)
+
+
+def _pack_alone(node: Node, graph: Graph, device: Any) -> _Packed:
+    unsigned, y = _type("uint8"), _type(node.op.dtype)
+    types = _cpu.QuantizedTypes(unsigned, 1, y, 0, 0, 0, unsigned, 0, 0.0)
+    return _packed(node, graph, device, types, (None, None))
+
+
+def _computed_workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
+    shape = _shape(node, graph.inputs_of(node))
+    return _cpu.quantized_conv2d_computed_workspace(shape, _is_planar(node), threads)
+
+
+def _make_computed(call: Call) -> Bound:
+    x, (y,) = call.inputs[X], call.outputs
+    addresses = (*call.input_addresses, *[0] * 5)
+    scale = call.inputs[SCALE] if len(call.inputs) > SCALE else None
+    columns = math.prod(x.shape[1:]) if len(y.shape) == 2 else call.pitch(x)
+    own = x.shape[1] if _is_planar(call.node) else columns
+    return call.native(
+        "quantized_conv2d_computed",
+        addresses[X],
+        call.prepared.buffer.address,
+        addresses[X_ZERO],
+        addresses[BIAS],
+        addresses[SCALE],
+        call.output_addresses[0],
+        call.workspace,
+        _shape(call.node, call.inputs),
+        _cpu.Conv2dPitches(own, call.pitch(y), 0),
+        _type(call.node.op.dtype),
+        1 if scale is None else scale.size,
+        _is_planar(call.node),
+    )
+
+
+def _computed_row(op: str, pitched: tuple[int | None, ...]) -> Kernel:
+    return Kernel(
+        op, "int8_computed", "cpu", _make_computed, dtypes=("uint8",), why_not=_not_computed,
+        prepare=_pack_alone, packed_for=_packed_for, packs=PACKED_ALONE,
+        workspace=_computed_workspace, pitched=pitched,
+    )  # fmt: skip
 
 
 def _row(op: str, pitched: tuple[int | None, ...]) -> Kernel:
@@ -282,6 +348,21 @@ def _make_elements(call: Call) -> Bound:
     return call.native(call.node.op.kind, *addresses, call.outputs[0].size, *call.prepared)
 
 
+def _make_dynamic(call: Call) -> Bound:
+    return call.native(
+        "dynamic_quantize_linear",
+        call.input_addresses[0],
+        *call.output_addresses,
+        call.workspace,
+        call.inputs[0].size,
+    )
+
+
+def _dynamic_workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
+    size = graph.values[node.inputs[0]].size
+    return _cpu.dynamic_quantize_linear_workspace(size, threads)
+
+
 def _make_lookup(call: Call) -> Bound:
     y = call.outputs[0]
     addresses = *call.input_addresses, call.output_addresses[0]
@@ -324,6 +405,16 @@ LAYERS = {"quantized_conv2d_nhwc": (None, X, RESIDUAL), "quantized_linear": ()}
 
 ROWS = [
     *(_row(op, pitched) for op, pitched in LAYERS.items()),
+    _computed_row("quantized_conv2d_nhwc", (None, X)),
+    _computed_row("quantized_linear", ()),
+    Kernel(
+        "dynamic_quantize_linear",
+        "int8",
+        "cpu",
+        _make_dynamic,
+        dtypes=("float32",),
+        workspace=_dynamic_workspace,
+    ),
     _arithmetic("quantize_linear", _make_elements, _not_one_scale, _prepare_quantize, (1, 2)),
     _arithmetic("dequantize_linear", _make_elements, _not_one_scale, _prepare_dequantize, (1, 2)),
     *(

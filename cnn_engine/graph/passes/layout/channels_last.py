@@ -27,7 +27,13 @@ from ....operators.max_pool2d import MaxPool2d
 from ....operators.norm import BatchNorm
 from ....operators.operator import Operator, Shape, axis_in
 from ....operators.pad import Pad
-from ....operators.quantized import EIGHT_BITS, DequantizeLinear, Lookup, QuantizeLinear
+from ....operators.quantized import (
+    EIGHT_BITS,
+    DequantizeLinear,
+    DynamicQuantizeLinear,
+    Lookup,
+    QuantizeLinear,
+)
 from ....operators.quantized_conv2d import QuantizedConv2d, QuantizedConv2dNhwc
 from ....operators.quantized_pointwise import QuantizedAdd, QuantizedMean, QuantizedMul
 from ....operators.reduce import Reduce
@@ -272,7 +278,8 @@ class _Layouts:
         if self._integers and not dtypes <= {*EIGHT_BITS}:
             return None
         reduces = isinstance(op, Reduce | QuantizedMean)
-        if any(len(self._shape(name)) != 4 for name in node.outputs) and not reduces:
+        images = node.outputs[: _IMAGES.get(type(op))]
+        if any(len(self._shape(name)) != 4 for name in images) and not reduces:
             return None
         if isinstance(op, Binary) or type(op) in _QUANTIZED:
             places = _QUANTIZED.get(type(op), (0, 1))
@@ -356,8 +363,10 @@ def _resize(op: Resize) -> Operator | None:
 #: Inputs that are images, of operators whose others are parameters.
 _QUANTIZED: dict[type[Operator], tuple[int, ...]] = {
     QuantizedConv2dNhwc: (0, 7), QuantizedAdd: (0, 3), QuantizedMul: (0, 2), QuantizedMean: (0,),
-    Lookup: (0,), QuantizeLinear: (0,), DequantizeLinear: (0,),
+    Lookup: (0,), QuantizeLinear: (0,), DequantizeLinear: (0,), DynamicQuantizeLinear: (0,),
 }  # fmt: skip
+#: Outputs that are images, of operators whose others are parameters.
+_IMAGES: dict[type[Operator], int] = {DynamicQuantizeLinear: 1}
 #: Of these, those whose scale may differ along a dimension: they stay then.
 _OF_CHANNELS = (QuantizeLinear, DequantizeLinear)
 

@@ -21,6 +21,7 @@ from ...mapped import read
 from ..canonical.constants import drop_unused, fold_constants
 from ..canonical.identities import drop_identities, merge_shapes
 from ..rewriting import Rewrites, absent, constant
+from .computed_scales import fuse_computed_scales
 from .layers import lower_layers
 from .moves import hoist_quantizing, sink_dequantizing
 from .sums import fuse_sums
@@ -57,7 +58,8 @@ def lower_qdq(graph: Graph, refused: list[Note] | None = None) -> Graph:
     if refused is not None:
         refused += notes
     for rewrite in (
-        linear_rows, signed_weights, fuse_sums, fuse_tables, fold_dequantized, drop_unused, merge_shapes
+        fuse_computed_scales, linear_rows, signed_weights, fuse_sums, fuse_tables, fold_dequantized,
+        drop_unused, merge_shapes,
     ):  # fmt: skip
         graph = rewrite(graph)
     return drop_identities(graph)
@@ -108,8 +110,10 @@ def linear_rows(graph: Graph) -> Graph:
         x = graph.values[node.inputs[0]]
         places = [node.inputs[i] if i < len(node.inputs) else None for i in range(2, 6)]
         scale, x_zero, w_zero, y_zero = places
-        known = all(name is None or name in graph.constants for name in (scale, w_zero))
         shapes = [() if n is None else graph.values[n].shape for n in (scale, w_zero, x_zero)]
+        computed = scale is not None and scale not in graph.constants
+        known = w_zero is None or w_zero in graph.constants
+        known = known and (not computed or shapes[0] in ((), (1,)))
         columns = b.shape[1]
         fits = all(shape in ((), (1,), (columns,), (1, columns)) for shape in shapes[:2])
         if not known or not fits or shapes[2] not in ((), (1,)) or len(x.shape) < 2:
@@ -119,8 +123,8 @@ def linear_rows(graph: Graph) -> Graph:
         def column(
             name: str | None, part: str, node=node, constants=constants, columns=columns
         ) -> str | None:
-            if name is None:
-                return None
+            if name not in graph.constants:
+                return name
             made = rewrites.fresh(f"{node.name}/{part}")
             whole = np.broadcast_to(graph.constants[name].reshape(-1), (columns,))
             constants[made] = np.ascontiguousarray(whole)
