@@ -299,3 +299,34 @@ def test_no_example_is_no_fault_of_the_file():
     )  # fmt: skip
     with pytest.raises(UnsupportedError, match="none of the examples"):
         Engine(proto, device="cpu")
+
+
+def test_an_early_decision_may_be_what_fits_no_example():
+    """Of two branches one alone takes these 8 numbers; decisions on a length come between."""
+    ends = {f"e{end}": np.int64([end]) for end in (5, 6, 7, 9, 11)}
+    good = helper.make_graph(
+        [node("Reshape", ["x", "two"], ["a"])], "good", [], [tensor("a", None)]
+    )
+    bad = helper.make_graph(
+        [
+            *(node("Slice", ["z", "zero", end, "zero"], [f"s{end}"]) for end in ends),
+            node("Concat", [f"s{end}" for end in ends], ["all"], axis=0),
+            node("ReduceSum", ["all"], ["sum"], keepdims=0),
+            node("Add", ["x", "sum"], ["moved"]), node("Reshape", ["moved", "three"], ["b"]),
+        ],
+        "bad", [], [tensor("b", None)],
+    )  # fmt: skip
+    proto = model(
+        [
+            node("Equal", ["rate", "known"], ["c"]),
+            node("If", ["c"], ["y"], then_branch=good, else_branch=bad),
+        ],
+        [tensor("x", [8]), tensor("z", ["m"]), integers("rate", [])], [tensor("y", None)],
+        {"known": np.int64(16000), "two": np.int64([2, 4]), "three": np.int64([3, 3]),
+         "zero": np.int64([0]), **ends},
+    )  # fmt: skip
+    engine, x = Engine(proto, device="cpu"), floats(8)
+    given = {"x": x, "z": floats(20), "rate": np.int64(16000)}
+    np.testing.assert_array_equal(engine.run(given)["y"], x.reshape(2, 4))
+    with pytest.raises(InputError, match="Reshape"):
+        engine.run({**given, "rate": np.int64(8000)})

@@ -60,14 +60,21 @@ def decided_otherwise(
     sizes: Sizes,
     tried: set[Sizes],
     fixed: frozenset[str] = frozenset(),
+    elements_first: bool = False,
 ) -> Sizes | None:
     """Returns sizes for which the last decision that can be is another one, or None.
 
     Args:
         fixed: symbols that keep their numbers, beside the batch.
+        elements_first: whether decisions by elements that the graph finds are changed before others.
     """
-    for guard in reversed(guards[-4:]):
-        for symbol in sorted(symbols_of(guard.terms) - {sizes.batch} - fixed):
+    last = [(guard, symbols_of(guard.terms)) for guard in reversed(guards[-4:])]
+    elements = [
+        (guard, {symbol for symbol in symbols_of(guard.terms) if lowest(symbol) is None})
+        for guard in reversed(guards)
+    ]
+    for guard, symbols in elements + last if elements_first else last + elements:
+        for symbol in sorted(symbols - {sizes.batch} - fixed):
             first = ELEMENT_CANDIDATES if lowest(symbol) is None else ()
             for number in (*first, *CANDIDATES):
                 other = sizes.updated({symbol: number})

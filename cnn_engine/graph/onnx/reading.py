@@ -338,7 +338,7 @@ class _Reader:
         """
         first: InputError | None = None
         tried, met = {sizes}, {}
-        for _ in range(_TRIALS):
+        for trial in range(_TRIALS):
             usual = sizes if sizes.batch in fixed else sizes.with_batch(TYPICAL_BATCH)
             for wanted in dict.fromkeys((usual, sizes)):
                 with recorded(wanted) as guards:
@@ -352,7 +352,8 @@ class _Reader:
                         continue
                 return sizes, (SymbolicGraph(graph, tuple(guards.values())),)
             sizes = sizes.updated({**met, **dict(sizes.numbers)})
-            sizes = decided_otherwise(list(guards.values()), sizes, tried, fixed)
+            decided = list(guards.values())
+            sizes = decided_otherwise(decided, sizes, tried, fixed, elements_first=trial % 2 == 1)
             if sizes is None:
                 break
             tried.add(sizes)
