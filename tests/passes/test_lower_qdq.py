@@ -13,6 +13,7 @@ from onnx_models import model, onnxruntime_outputs, tensor
 from onnxruntime import quantization
 
 from cnn_engine import Engine
+from cnn_engine.engine import inspection
 from cnn_engine.graph import passes
 from cnn_engine.graph.graph import Graph, Node, Value
 from cnn_engine.graph.model import Model
@@ -176,6 +177,10 @@ def test_layers_that_are_quantized_as_they_run(tmp_path, rng):
     assert not FLOAT_LAYERS & kinds.keys()
     assert kinds["quantized_conv2d"] == 6
     assert kinds["quantized_linear"] == 1
+    assert not kinds["cast"]  # casts and products with the scales are part of the layers
+    ran = {node.kernel for node in inspection.inspect(load(proto)).on["cpu"].running}
+    assert "NumPy" not in ran
+    assert {"int8", "int8_computed"} <= ran
     x = rng.normal(size=(1, 3, 32, 32)).astype(F32)
     other = tensors(proto, x)["y"]
     found = Engine(proto, device="cpu").run({"x": x})["y"]
