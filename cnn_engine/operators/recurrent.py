@@ -208,5 +208,6 @@ class DynamicLstm(Lstm):
 
     def step(self, x, weight, direction, bias, peepholes, h, c):
         q, scale, zero = DynamicQuantizeLinear().reference(h)
-        held = (q.astype(np.float64) - zero) * scale
+        with np.errstate(invalid="ignore"):  # the scale of an infinity is one
+            held = (q.astype(np.float64) - zero) * scale
         return super().step(x, weight, direction, bias, peepholes, held, c)

@@ -12,12 +12,14 @@ from onnx_models import one_node, onnxruntime_outputs
 from test_kernel_rows import check, place  # noqa: F401
 
 from cnn_engine import Engine
+from cnn_engine.engine import inspection
 from cnn_engine.errors import InputError
+from cnn_engine.graph.graph import Graph, Node
 from cnn_engine.graph.onnx import UnsupportedNodesError, load
 from cnn_engine.graph.reference import reference
 from cnn_engine.operators import unary
 from cnn_engine.operators.operator import Value
-from cnn_engine.operators.recurrent import Gru, Lstm, Rnn
+from cnn_engine.operators.recurrent import DynamicLstm, Gru, Lstm, Rnn
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 
@@ -241,3 +243,29 @@ def test_costs():
     assert [v.shape for v in outputs] == [(3, 1, 2, 5), (1, 2, 5), (1, 2, 5)]
     assert op.flops(values, outputs) == 2 * 3 * 2 * 20 * 5
     assert math.isinf(op.clip)
+
+
+@pytest.mark.parametrize("special", [40.0, math.nan, math.inf])
+def test_states_are_rounded_by_the_range_of_all_rows(rng, instruction_set, special):
+    """A state of the last of six rows, which no task of four has, sets the steps of all."""
+    steps, batch, hidden = 4, 6, 70
+    gates = (rng.standard_normal((steps, batch, 2, 4 * hidden)) * 0.5).astype(np.float32)
+    weight = (rng.standard_normal((2, 4 * hidden, hidden)) * 0.1).astype(np.float32)
+    state = np.zeros((2, batch, hidden), np.float32)
+    state[:, -1, 3] = special
+    lengths = np.int32([4, 0, 2, 4, 3, 1])
+    op = DynamicLstm(DynamicLstm().functions * 2)
+    names = "gates", "weight", None, "lengths", "state"
+    node = Node("layer", op, names, ("y", "h", "c"))
+    given = {"gates": gates, "state": state}
+    inputs = tuple(Value(name, array.shape) for name, array in given.items())
+    constants = {"weight": weight, "lengths": lengths}
+    graph = Graph("layer", inputs, node.outputs, (node,), constants)
+    (layer,) = inspection.inspect(graph).on["cpu"].running
+    assert layer.kernel == "recurrent"
+    exact = reference(graph, given)
+    for threads in (1, 2):
+        with Engine(graph, device="cpu", threads=threads) as engine:
+            found = engine.run(given)
+        for name, array in exact.items():
+            np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from ....errors import InputError
 from ....operators import unary
-from ....operators.binary import Add
+from ....operators.binary import Add, Mul
 from ....operators.linear import Linear
-from ....operators.quantized import DequantizeLinear, DynamicQuantizeLinear
+from ....operators.quantized import DynamicQuantizeLinear
+from ....operators.quantized_linear import QuantizedLinear
 from ....operators.recurrent import DynamicLstm, Gru, Lstm, Recurrent, Rnn
 from ....operators.shaping import Concat, Reshape, Slice, Transpose
 from ..refusal import Refusal
@@ -84,7 +86,18 @@ def recurrent(call) -> None:
     convert(call, {"RNN": Rnn, "GRU": Gru, "LSTM": Lstm}[call.operator])
 
 
-def convert(call, record: type[Recurrent]) -> None:
+def _float_product(call, rows: str, bias: str | None) -> str:
+    """Returns the product of the input's rows [T*N, I] with the weights of all gates, and biases."""
+    directions, size, features = call.value(1).shape
+    weight = call.emit(Reshape((directions * size, features), allow_zero=True), [call.input(1)])
+    return call.emit(Linear(), [rows, weight, bias])
+
+
+def convert(
+    call,
+    record: type[Recurrent],
+    product: Callable[[Any, str, str | None], str] = _float_product,
+) -> None:
     """Converts a layer whose inputs are those of ONNX's operators."""
     direction = call.text("direction", "forward")
     if direction not in ("forward", "reverse", "bidirectional"):
@@ -119,11 +132,10 @@ def convert(call, record: type[Recurrent]) -> None:
     source = time_first(call.input(0), (1, 0, 2))
     steps, batch, features = call.value_of(source).shape
     rows = call.emit(Reshape((steps * batch, features), allow_zero=True), [source])
-    weight = call.emit(Reshape((directions * size, features), allow_zero=True), [call.input(1)])
     bias, late = _input_bias(call, record, hidden, options.get("reset_after", False))
     if bias is not None:
         bias = call.emit(Reshape((directions * size,), allow_zero=True), [bias])
-    gates = call.emit(Linear(), [rows, weight, bias])
+    gates = product(call, rows, bias)
     gates = call.emit(Reshape((steps, batch, directions, size), allow_zero=True), [gates])
     given = [call.inputs[index] if call.has(index) else None for index in range(4, 8)]
     lengths, state, cell, peepholes = given
@@ -147,9 +159,9 @@ def dynamic_quantize_lstm(call) -> None:
 
     Inputs: those of ONNX's LSTM, then scale and zero point of both weights, for each direction or each gate.
     """
-    names = []
+    names, parameters = [], []
     for place, first in ((1, 8), (2, 10)):
-        weight = call.constant(place, "the weights").astype(np.float64)
+        weight = call.constant(place, "the weights")
         scale, zero = (call.constant(first + i, "scale and zero point") for i in range(2))
         if weight.ndim != 3 or scale.shape[:1] != weight.shape[:1] or zero.shape != scale.shape:
             raise InputError(
@@ -158,11 +170,23 @@ def dynamic_quantize_lstm(call) -> None:
             )
         if not ((scale > 0) & (scale < np.inf)).all():
             raise InputError("scale: expected positive finite numbers, found others")
-        scale, zero = (a.reshape(len(a), 1, -1).astype(np.float64) for a in (scale, zero))
-        real = ((weight - zero) * scale).transpose(0, 2, 1)
-        names.append(call.set_constant(np.ascontiguousarray(real, np.float32)))
-    rounded = [call.temporary() for _ in range(3)]
-    call.emit(DynamicQuantizeLinear(), [call.input(0)], rounded)
-    x = call.emit(DequantizeLinear(), rounded)
-    call.inputs[:] = [x, *names, *call.inputs[3:8]]
-    convert(call, DynamicLstm)
+        shape = weight.shape[0], 1, weight.shape[2]
+        scale, zero = (np.broadcast_to(a.reshape(len(a), 1, -1), shape) for a in (scale, zero))
+        real = (weight.astype(np.float64) - zero) * scale
+        names.append(call.set_constant(np.ascontiguousarray(real.transpose(0, 2, 1), np.float32)))
+        parameters.append((weight, scale.astype(np.float32), zero.astype(weight.dtype)))
+
+    def product(call, rows: str, bias: str | None) -> str:
+        weight, scale, zero = parameters[0]
+        q, x_scale, x_zero = (call.temporary() for _ in range(3))
+        call.emit(DynamicQuantizeLinear(), [rows], [q, x_scale, x_zero])
+        whole = weight.transpose(0, 2, 1).reshape(-1, weight.shape[1])
+        whole, scale, zero = (
+            call.set_constant(np.ascontiguousarray(a)) for a in (whole, scale.ravel(), zero.ravel())
+        )
+        scale = call.emit(Mul(), [x_scale, scale])
+        gates = call.emit(QuantizedLinear("float32"), [q, whole, scale, None, x_zero, zero])
+        return gates if bias is None else call.emit(Add(), [gates, bias])
+
+    call.inputs[:] = [call.input(0), *names, *call.inputs[3:8]]
+    convert(call, DynamicLstm, product)
