@@ -5,11 +5,11 @@
 Each network gets random weights, is exported to ONNX by PyTorch and read by the engine; PyTorch runs the
 module itself, in a CUDA graph and compiled, and JAX the graph that the engine reads. For a batch and a data
 type all take turns, a sample each a round: passes one behind another, a pass after the second-level cache was
-overwritten (device time by events; JAX keeps its stream to itself and is timed by the host's clock), and a
-pass from host memory to host memory. A number is the median of its samples. Logits are compared with
-PyTorch's in float64. What was found is written after every cell, so that a run may be ended at any time; with
-``--keep`` the next one leaves out the cells that are in ``--json`` already. Cells come in the order of
-``--batch``, then ``--dtype``, then ``--network``: what counts most is named first.
+overwritten (device time by events; JAX and ONNX Runtime keep their streams to themselves and are timed by the
+host's clock), and a pass from host memory to host memory. A number is the median of its samples. Logits are
+compared with PyTorch's in float64. What was found is written after every cell, so that a run may be ended at
+any time; with ``--keep`` the next one leaves out the cells that are in ``--json`` already. Cells come in the
+order of ``--batch``, then ``--dtype``, then ``--network``: what counts most is named first.
 
 On machines with several GPUs each takes a part, and ``--merge`` makes one record of them. Exports and
 compilers, which take most of the time, then run in processes (``--jobs``) before anything is timed:
@@ -66,7 +66,8 @@ def parser() -> cli.ArgumentParser:
     p.add_argument("--dtype", nargs="+", choices=list(ITEM), default=list(DTYPES))
     p.add_argument(
         "--peers", nargs="*", choices=PEERS, default=["torch", "default"],
-        help="PyTorch in a CUDA graph, modes of torch.compile, which take up to minutes a cell, and JAX",
+        help="PyTorch in a CUDA graph, modes of torch.compile, which take up to minutes a cell, JAX, ONNX "
+        "Runtime's providers and TensorRT; one that is not installed is left out, and the result says so",
     )  # fmt: skip
     p.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     p.add_argument("--tune", action="store_true", help="our engine measures its kernels: see run")
@@ -135,7 +136,7 @@ def _main(arguments: list[str] | None) -> int:
         _merge(found, options.merge)
         return cli.DONE
     found.document["environment"] = environment.describe(devices.select(options.device))
-    for package in ("torch", "torchvision", "timm", "jax"):
+    for package in ("torch", "torchvision", "timm", "jax", "onnxruntime", "tensorrt"):
         version = environment.package_version(package)
         found.document["environment"]["versions"][package] = version
     found.begin(found.document["environment"]["commit"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -15,10 +15,21 @@ from cnn_engine import Engine
 from cnn_engine.graph.graph import Graph
 
 from . import low_batch_contestants as who
+from .low_batch_jax import NAME as JAX
 from .low_batch_jax import Jax
+from .low_batch_onnx import PROVIDERS, TENSORRT, OnnxRuntime, TensorRT
 from .models_worker import error_of
 
-PEERS = ("torch", *who.COMPILE_MODES, "jax")
+#: Peers besides PyTorch -> their names in tables, and what makes one for a group.
+OTHERS: dict[str, tuple[str, Callable[[Group], Any]]] = {
+    "jax": (JAX, lambda group: Jax(group.own.engine.network, group.dtype)),
+    **{
+        peer: (name, lambda group, peer=peer: OnnxRuntime(group.model, group.dtype, peer))
+        for peer, (name, _) in PROVIDERS.items()
+    },
+    "tensorrt": (TENSORRT, lambda group: TensorRT(group.model, group.dtype)),
+}
+PEERS = ("torch", *who.COMPILE_MODES, *OTHERS)
 
 #: What binds a pass at best on an H200: bytes per second; products a second of a data type, as far as tensor
 #: cores reach them; and seconds from one multiprocessor to another (docs/explanation/performance.md).
@@ -80,7 +91,7 @@ class Group:
         self.model, self.dtype, self.options = model, dtype, options
         self.own = who.Ours(model, dtype, options.tune)
         self.torch = who.PyTorch(model, dtype)
-        self.jax: Jax | None = None
+        self.others: dict[str, Any] = {}
         self.wanted: dict[int, np.ndarray] = {}
         self.bits: dict[int, dict[str, Any]] = {}
         self.left_out: dict[int, dict[str, str]] = {}
@@ -100,13 +111,14 @@ class Group:
                 continue
             try:
                 with at_most(until - perf_counter()):
-                    if peer == "jax":
-                        self.jax = self.jax or Jax(self.own.engine.network, self.dtype)
-                        self.jax.compile(images)
+                    if peer in OTHERS:
+                        if peer not in self.others:
+                            self.others[peer] = OTHERS[peer][1](self)
+                        self.others[peer].compile(images)
                     else:
                         self.torch.compile(peer, images)
             except Exception as error:  # it has no common base
-                name = "JAX" if peer == "jax" else next(iter(self.torch.names(peer)))
+                name = OTHERS[peer][0] if peer in OTHERS else next(iter(self.torch.names(peer)))
                 missing[name] = LATE if LATE in str(error) else who.reason(error)
 
     def same_bits(self, batch: int) -> None:
@@ -127,11 +139,16 @@ class Group:
         ready = [
             peer
             for peer in self.options.peers
-            if peer != "jax" and not left_out.keys() & self.torch.names(peer).keys()
+            if peer not in OTHERS and not left_out.keys() & self.torch.names(peer).keys()
         ]
         found = [*self.torch.contestants(images, ready)]
-        if self.jax is not None and "JAX" not in left_out:
-            found.append(self.jax.contestant(images))
+        for peer, other in self.others.items():
+            if (name := OTHERS[peer][0]) in left_out:
+                continue
+            try:
+                found.append(other.contestant(images))
+            except Exception as error:  # it has no common base
+                left_out[name] = who.reason(error)
         for one in found:
             if isinstance(one, tuple):
                 left_out[one[0]] = one[1]
@@ -209,8 +226,8 @@ def _difference(logits: Any, wanted: np.ndarray) -> dict[str, Any]:
 
 def _compare(rows: list[dict[str, Any]]) -> None:
     """Gives our row the smallest of PyTorch's errors, and how many times that its own is."""
-    first, *peers = rows
-    known = [row["error"] for row in peers if row["error"] and row["name"] != "JAX"]
+    (first, *peers), names = rows, [name for name, _ in OTHERS.values()]
+    known = [row["error"] for row in peers if row["error"] and row["name"] not in names]
     if known and first["error"] is not None:
         first["error_ratio"] = first["error"] / min(known)
 

@@ -81,8 +81,8 @@ def markdown(document: Mapping[str, Any]) -> str:
         "cache was overwritten; wall: from host memory to host memory. The peer is the fastest of those that "
         "took part in that cell; times: its time through ours; ahead: whether that is over 1. The floor is "
         "that of docs/explanation/performance.md; error: of the logits, as a part of the largest, from "
-        "PyTorch's in float64, and how many times PyTorch's own in that type it is. JAX is timed by the "
-        "host's clock.",
+        "PyTorch's in float64, and how many times PyTorch's own in that type it is. JAX and "
+        "ONNX Runtime are timed by the host's clock.",
         "",
         summary(document),
         "",
