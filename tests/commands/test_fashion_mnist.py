@@ -542,7 +542,6 @@ def end_in_the_middle_of(name, number, stalling, *options):
     end = time.monotonic() + 60
     while not Path(f"{part}.version").exists() and time.monotonic() < end:  # the answer has begun
         time.sleep(0.01)
-    time.sleep(0.2)
     process.send_signal(number)
     out, errors = process.communicate(timeout=60)
     stall.clear()

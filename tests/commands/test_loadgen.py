@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import threading
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -169,23 +166,38 @@ def test_wrong_options_are_one_line(tmp_path, capsys):
         assert line.startswith("error: "), line
 
 
+#: The command, interrupted by the first query of its second test.
+INTERRUPTED = """
+import signal, sys, threading
+from cnn_engine.loadgen import command, harness
+
+systems, make, issue = [], harness.System.__init__, harness.System.issue
+
+def made(system, *arguments):
+    systems.append(system)
+    make(system, *arguments)
+
+def issued(system, samples):
+    if len(systems) == 2:
+        systems.append(None)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    issue(system, samples)
+
+harness.System.__init__, harness.System.issue = made, issued
+sys.exit(command.main())
+"""
+
+
 def test_ctrl_c_ends_it_and_keeps_what_was_measured(tmp_path):
     result = tmp_path / "result.json"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cnn_engine.loadgen", "--scenario=SingleStream", "--scenario=Offline",
-         "--duration=1", "--images=4", "--threads=1", f"--output={tmp_path}", f"--json={result}",
+    process = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, "--scenario=SingleStream", "--scenario=Offline",
+         "--duration=0.3", "--images=4", "--threads=1", f"--output={tmp_path}", f"--json={result}",
          "--contestant=cnn_engine"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        capture_output=True, text=True,
     )  # fmt: skip
-    for line in process.stdout:
-        if line.startswith("SingleStream"):
-            break
-    time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert "Traceback" not in errors
+    assert process.returncode == 130, process.stderr
+    assert "Traceback" not in process.stderr
     assert [row["scenario"] for row in json.loads(result.read_text())["runs"]] == ["SingleStream"]
 
 

@@ -9,13 +9,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import infer_inputs
-import psutil
 import pytest
 
 from cnn_engine import infer
@@ -95,21 +92,32 @@ def environment() -> dict[str, str]:
             "RAY_USAGE_STATS_ENABLED": "0"}  # fmt: skip
 
 
-def wait_for(happened: Callable[[], bool], process: subprocess.Popen) -> None:
-    end = time.monotonic() + 120
-    while not happened():
-        assert process.poll() is None, process.returncode
-        assert time.monotonic() < end
-        time.sleep(0.01)
+#: The command, of whose two actors one is killed once two shards are done.
+KILLING = """
+import sys
+from contextlib import suppress
+import psutil
+from cnn_engine import infer
+from cnn_engine.infer.supervise import Supervisor
 
+done = Supervisor._on_done
 
-def actors_of(process: subprocess.Popen) -> list[psutil.Process]:
-    found = []
-    for child in psutil.Process(process.pid).children(recursive=True):
+def actors():
+    for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            if "ray::Actor" in " ".join(child.cmdline()):
-                found.append(child)
-    return found
+            if "ray::Actor" in " ".join(process.cmdline()):
+                yield process
+
+def killing(self, worker, event):
+    done(self, worker, event)
+    if len(self.done) == 2:
+        found = list(actors())
+        print("niceness", *(process.nice() for process in (psutil.Process(), *found)), flush=True)
+        found[0].kill()
+
+Supervisor._on_done = killing
+sys.exit(infer.main())
+"""
 
 
 @pytest.mark.timeout(240)
@@ -117,26 +125,18 @@ def test_an_actor_is_killed_and_the_files_are_the_local_engines(inputs, wanted, 
     out, report = tmp_path / "out", tmp_path / "report.json"
     # Ray's sockets are below it, and their paths are short.
     instances = tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cnn_engine.infer", str(inputs), "--output", str(out), *WORDS,
-         "--engine", "ray", "--workers", "2", "--json", str(report)],
-        env={**environment(), "RAY_TMPDIR": instances.name}, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        wait_for(lambda: len(actors_of(process)) == 2, process)
-        actors = actors_of(process)
-        niceness = {found.nice() for found in (psutil.Process(process.pid), *actors)}
-        wait_for(lambda: len(infer_inputs.contents(out)) >= 2, process)
-        actors[0].kill()
-        errors = process.communicate(timeout=120)[1]
+    with instances:
+        process = subprocess.run(
+            [sys.executable, "-c", KILLING, str(inputs), "--output", str(out), *WORDS,
+             "--engine", "ray", "--workers", "2", "--json", str(report)],
+            env={**environment(), "RAY_TMPDIR": instances.name}, capture_output=True, text=True,
+        )  # fmt: skip
         started = list(Path(instances.name).glob("ray/session_2*"))
-    finally:
-        process.kill()
-        process.communicate()
-        instances.cleanup()
+    assert process.returncode == 0, process.stderr
     assert len(started) == 1, started
-    assert len(niceness) == 1, niceness  # as urgent as the command
-    assert process.returncode == 0, errors
+    (said,) = (line for line in process.stdout.splitlines() if line.startswith("niceness "))
+    own, *actors = said.split()[1:]
+    assert actors == [own] * 2  # as urgent as the command
     assert infer_inputs.contents(out) == wanted
     document = json.loads(report.read_text())
     assert document["engine"] == "ray"
