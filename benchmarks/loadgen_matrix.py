@@ -22,6 +22,7 @@ from cnn_engine import cli
 from cnn_engine.devices import threads
 from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.loadgen import rules
+from cnn_engine.loadgen.command import SHARE
 from cnn_engine.measure import environment
 from cnn_engine.report import units
 
@@ -161,6 +162,7 @@ def markdown(document: dict[str, Any]) -> str:
           for ran in document["commands"]),
         f"- {document['duration']:g} s a run, and not MLPerf's {rules.OFFICIAL_S} s: not official.",
         "- Result: 90th percentile of SingleStream, 99th of MultiStream, images/s of Server and Offline.",
+        f"- Server asks each library at {SHARE:g} of its own rate: these images/s are no maximum.",
         "",
         "| network | threads | scenario | library | verdict | p50 | p90 | p99 | result |",
         "|---|---|---|---|---|---|---|---|---|",
