@@ -60,24 +60,31 @@ template <typename Tile, int Width>
 void launch_tile(QuantizedGemm p, Stream stream) {
   const auto kernel = p.types.x == ElementType::int8 ? quantized_conv2d_kernel<Tile, true, Width>
                                                      : quantized_conv2d_kernel<Tile, false, Width>;
+  make_ready(kernel, Tile::kBytes);
   constexpr int kMostLayers = 65535;  // of a grid, along z
   for (p.first_group = 0; p.first_group < p.shape.groups; p.first_group += kMostLayers) {
     const dim3 grid((p.rows + Tile::kRows - 1) / Tile::kRows,
                     (p.shape.group_filters() + Tile::kColumns - 1) / Tile::kColumns,
                     std::min(kMostLayers, p.shape.groups - p.first_group));
-    launch("quantized_conv2d_kernel", kernel, grid, Tile::kThreads, 0, stream, 1, p);
+    launch("quantized_conv2d_kernel", kernel, grid, Tile::kThreads, Tile::kBytes, stream, 1, p);
   }
 }
 
+template <typename Tile>
+std::int64_t tiles(const QuantizedGemm& p) {
+  return (std::int64_t{p.rows} + Tile::kRows - 1) / Tile::kRows * p.shape.groups *
+         ((p.shape.group_filters() + Tile::kColumns - 1) / Tile::kColumns);
+}
+
+// Large tiles read less; small ones, and several steps at once, fill a GPU sooner.
 template <int Width>
 void launch_tiles(const QuantizedGemm& p, Stream stream) {
   using Large = ByteTile<4, 2>;
-  const std::int64_t tiles = (std::int64_t{p.rows} + Large::kRows - 1) / Large::kRows *
-                             ((p.shape.group_filters() + Large::kColumns - 1) / Large::kColumns) *
-                             p.shape.groups;
-  // Large tiles read less; small ones fill a GPU sooner.
-  if (tiles >= 2 * target_here().multiprocessors) return launch_tile<Large, Width>(p, stream);
-  launch_tile<ByteTile<2, 2>, Width>(p, stream);
+  using Small = ByteTile<2, 2>;
+  const int multiprocessors = target_here().multiprocessors;
+  if (tiles<Large>(p) >= 2 * multiprocessors) return launch_tile<Large, Width>(p, stream);
+  if (tiles<Small>(p) >= multiprocessors) return launch_tile<Small, Width>(p, stream);
+  launch_tile<ByteTile<1, 1, 4>, Width>(p, stream);
 }
 
 int passes_of(int largest) { return largest <= 127 ? 1 : (largest + 126) / 127; }

@@ -6,6 +6,8 @@
 // copies. Positions outside the image are read from the packed weights, which hold x_zero for them.
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/common/elements.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/common/requantize.cuh"
@@ -15,7 +17,7 @@
 namespace cnn_engine::cuda {
 namespace {
 
-constexpr int kStages = 3;  // which static shared memory has room for
+constexpr int kStages = 3;  // for which Turing's 64 KB of shared memory have room
 
 struct QuantizedGemm {
   const std::uint8_t* x;
@@ -35,16 +37,19 @@ struct QuantizedGemm {
   bool fours;  // whether four neighbouring filters of y and of the residual lie together
 };
 
-// WarpRows x WarpColumns warps, of 32 x 32 sums each.
-template <int WarpRows, int WarpColumns>
+// WarpRows x WarpColumns warps, of 32 x 32 sums each; so many for each of the Splits steps that a
+// block takes at once, whose sums are added in the end.
+template <int WarpRows, int WarpColumns, int Splits = 1>
 struct ByteTile {
-  static constexpr int kWarpColumns = WarpColumns, kThreads = 32 * WarpRows * WarpColumns;
+  static constexpr int kWarpColumns = WarpColumns, kSplits = Splits;
+  static constexpr int kWarps = WarpRows * WarpColumns, kThreads = 32 * kWarps * Splits;
   static constexpr int kRows = 32 * WarpRows, kColumns = 32 * WarpColumns;
   static constexpr int kXBytes = kRows * kStepBytes;
-  static constexpr int kStageBytes = kXBytes + kColumns * kStepBytes;
+  static constexpr int kBytesAStep = kXBytes + kColumns * kStepBytes;
+  static constexpr int kStageBytes = Splits * kBytesAStep;
   static constexpr int kPitch = kColumns + 4;  // of a row of sums
-  static constexpr int kSums = kRows * kPitch * 4;
-  static constexpr int kBytes = kStages * kStageBytes > kSums ? kStages* kStageBytes : kSums;
+  static constexpr int kSums = kRows * kPitch;
+  static constexpr int kBytes = std::max(kStages * kStageBytes, 4 * Splits * kSums);
 };
 
 // Where in a row of shared memory a byte lies, so that the rows of a tile that a warp reads at once
@@ -137,7 +142,7 @@ struct ByteOffsets {
 
 template <typename Tile, bool Signed, int Width>
 __global__ __launch_bounds__(Tile::kThreads) void quantized_conv2d_kernel(const QuantizedGemm p) {
-  __shared__ __align__(128) char memory[Tile::kBytes];
+  extern __shared__ __align__(128) char memory[];
   __shared__ int4 table[Tile::kRows];  // position, row, column, image
   wait_for_inputs();
   let_successors_start();
@@ -198,26 +203,30 @@ __global__ __launch_bounds__(Tile::kThreads) void quantized_conv2d_kernel(const 
     }
     offsets.next_step(p.shape);
   };
-  const auto copy_step = [&](int step) {
-    char* const to = memory + step % kStages * Tile::kStageBytes;
-    if (step < steps) {
+  const auto copy_stage = [&](int stage) {
+    char* to = memory + stage % kStages * Tile::kStageBytes;
+    for (int i = 0; i < Tile::kSplits; ++i, to += Tile::kBytesAStep) {
+      const int step = stage * Tile::kSplits + i;
+      if (step >= steps) break;
       copy_weights(step, to + Tile::kXBytes);
       copy_x(to);
     }
     commit_stage();
   };
 #pragma unroll 1
-  for (int step = 0; step < kStages - 1; ++step) copy_step(step);
+  for (int stage = 0; stage < kStages - 1; ++stage) copy_stage(stage);
 
   int sums[2][4][4] = {};
-  const int warp_row = warp / Tile::kWarpColumns * 32;
+  const int split = warp / Tile::kWarps;
+  const int warp_row = warp % Tile::kWarps / Tile::kWarpColumns * 32;
   const int warp_column = warp % Tile::kWarpColumns * 32;
 #pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
+  for (int stage = 0; stage * Tile::kSplits < steps; ++stage) {
     wait_for_stage();
     __syncthreads();
-    copy_step(step + kStages - 1);  // to where the step before this one was
-    const char* const x = memory + step % kStages * Tile::kStageBytes;
+    copy_stage(stage + kStages - 1);  // to where the stage before this one was
+    if (stage * Tile::kSplits + split >= steps) continue;
+    const char* const x = memory + stage % kStages * Tile::kStageBytes + split * Tile::kBytesAStep;
     const char* const weights = x + Tile::kXBytes;
 #pragma unroll
     for (int unit = 0; unit < kStepBytes / 32; ++unit) {
@@ -246,8 +255,8 @@ __global__ __launch_bounds__(Tile::kThreads) void quantized_conv2d_kernel(const 
   for (int i = 0; i < 2; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      int* const to = totals + (warp_row + 16 * i + lane / 4) * Tile::kPitch + warp_column + 8 * j +
-                      lane % 4 * 2;
+      int* const to = totals + split * Tile::kSums + (warp_row + 16 * i + lane / 4) * Tile::kPitch +
+                      warp_column + 8 * j + lane % 4 * 2;
       *reinterpret_cast<int2*>(to) = make_int2(sums[i][j][0], sums[i][j][1]);
       *reinterpret_cast<int2*>(to + 8 * Tile::kPitch) = make_int2(sums[i][j][2], sums[i][j][3]);
     }
@@ -258,9 +267,15 @@ __global__ __launch_bounds__(Tile::kThreads) void quantized_conv2d_kernel(const 
     const int row = quad / kQuads, filter = first_filter + quad % kQuads * 4;
     const int index = first_row + row;
     if (index >= p.rows || filter >= filters) continue;
-    const int count = min(4, filters - filter);
-    finish(p, packed, index, group * filters + filter, count,
-           totals + row * Tile::kPitch + quad % kQuads * 4);
+    int sums_of_four[4] = {};
+    const int* from = totals + row * Tile::kPitch + quad % kQuads * 4;
+#pragma unroll
+    for (int i = 0; i < Tile::kSplits; ++i, from += Tile::kSums) {
+      const int4 part = *reinterpret_cast<const int4*>(from);
+      sums_of_four[0] += part.x, sums_of_four[1] += part.y;
+      sums_of_four[2] += part.z, sums_of_four[3] += part.w;
+    }
+    finish(p, packed, index, group * filters + filter, min(4, filters - filter), sums_of_four);
   }
 }
 
