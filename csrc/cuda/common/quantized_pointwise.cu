@@ -126,17 +126,36 @@ void launch_binary(const void* a, const void* b, void* y, const BinaryShape& sha
 
 // ---- means and maxima ----
 
-__global__ void quantized_mean_kernel(const Byte* x, Byte* y, const MeanShape p,
-                                      const Steps x_steps, const Steps y_steps) {
+constexpr int kMeanThreads = 512;
+
+// A block sums `columns` (a power of two) neighbouring numbers; the threads of one share the count.
+__global__ __launch_bounds__(kMeanThreads) void quantized_mean_kernel(
+    const Byte* x, Byte* y, const MeanShape p, const Steps x_steps, const Steps y_steps,
+    const int columns, const std::int64_t blocks_an_outer) {
+  __shared__ int sums[kMeanThreads];
   wait_for_inputs();
   let_successors_start();
-  const std::int64_t index = grid_thread();
-  if (index >= p.outer * p.inner) return;
-  const std::int64_t outer = index / p.inner;
-  const Byte* from = x + outer * p.count * p.inner + (index - outer * p.inner);
+  const int thread = static_cast<int>(threadIdx.x), row = thread / columns;
+  const std::int64_t outer = blockIdx.x / blocks_an_outer;
+  const std::int64_t inner =
+      (blockIdx.x - outer * blocks_an_outer) * columns + (thread - row * columns);
+  const int rows = kMeanThreads / columns;
   int total = 0;
-  for (std::int64_t i = 0; i < p.count; ++i, from += p.inner) total += steps_of(*from, x_steps);
-  y[index] = rounded(scaled(total, x_steps.scale), y_steps);
+  if (inner < p.inner) {
+    const Byte* const from = x + outer * p.count * p.inner + inner;
+#pragma unroll 8
+    for (std::int64_t i = row; i < p.count; i += rows) {
+      total += steps_of(from[i * p.inner], x_steps);
+    }
+  }
+  sums[thread] = total;
+  for (int half = rows / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (row < half) sums[thread] += sums[thread + half * columns];
+  }
+  if (row == 0 && inner < p.inner) {
+    y[outer * p.inner + inner] = rounded(scaled(sums[thread], x_steps.scale), y_steps);
+  }
 }
 
 template <int Width>
@@ -211,10 +230,14 @@ void quantized_mul(const void* a, const void* b, void* y, const BinaryShape& sha
 
 void quantized_mean(const void* x, void* y, const MeanShape& shape, const Steps& x_steps,
                     const Steps& y_steps, Stream stream) {
-  const std::int64_t size = shape.outer * shape.inner;
-  if (size == 0) return;
-  launch("quantized_mean_kernel", quantized_mean_kernel, blocks_for(size), kBlockThreads, 0, stream,
-         1, static_cast<const Byte*>(x), static_cast<Byte*>(y), shape, x_steps, y_steps);
+  if (shape.outer * shape.inner == 0) return;
+  int columns = 1;
+  while (columns < 32 && columns < shape.inner) columns *= 2;
+  const std::int64_t blocks_an_outer = (shape.inner + columns - 1) / columns;
+  launch("quantized_mean_kernel", quantized_mean_kernel,
+         static_cast<unsigned>(shape.outer * blocks_an_outer), kMeanThreads, 0, stream, 1,
+         static_cast<const Byte*>(x), static_cast<Byte*>(y), shape, x_steps, y_steps, columns,
+         blocks_an_outer);
 }
 
 void quantized_max_pool2d(const void* x, void* y, const MaxPool2dShape& shape, ElementType type,
