@@ -139,12 +139,15 @@ def module(architecture: int = 80) -> Any:
     parts = [sys.version, str(options), str(_cpu.__file__), Path(__file__).read_text()]
     parts += [file.read_text() for file in sorted([*files, TOP / "csrc/ops/operators.def"])]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    to = TOP / "build" / f"emulated-{architecture}-{key}"
-    to.parent.mkdir(exist_ok=True)
-    with open(f"{to}.lock", "w") as lock:  # processes of one test run compile once
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (to / "module.so").exists():
+    to = TOP / "build" / f"emulated-{architecture}"
+    to.mkdir(parents=True, exist_ok=True)
+    with open(to / "key", "a+") as stamp:  # processes of one test run compile once
+        fcntl.flock(stamp, fcntl.LOCK_EX)
+        stamp.seek(0)
+        if stamp.read() != key:
+            stamp.truncate(0)
             _compile(architecture, options, to)
+            stamp.write(key)
     spec = importlib.util.spec_from_file_location(f"emulated_{architecture}", to / "module.so")
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
