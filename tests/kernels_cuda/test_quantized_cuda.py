@@ -148,7 +148,7 @@ def test_sums_are_modulo_2_to_the_32(rng, architecture):
 
 
 def test_random_networks_make_the_integers_of_the_cpu(architecture):
-    """None leaves CUDA. With the first seeds a kernel or a placement was once wrong."""
+    """None that computes leaves CUDA. With the first seeds a kernel or a placement was once wrong."""
     for seed in (5, 36, 51, 74, *range(0 if architecture else 60)):
         generator = Generator(seed)
         proto = generator.network(1 + seed % 6)
@@ -158,4 +158,6 @@ def test_random_networks_make_the_integers_of_the_cpu(architecture):
                 wanted = cpu.run({"x": x})
                 for name, found in engine.run({"x": x}).items():
                     np.testing.assert_array_equal(found, wanted[name], f"{name} of {seed}, {batch}")
-                assert not engine.plan(batch, x.dtype).fallbacks, seed
+                left = engine.plan(batch, x.dtype).fallbacks.values()
+                # Networks that only move pixels have no integer that stands for a float.
+                assert all("integers of a quantized network" in why for why in left), (seed, left)
