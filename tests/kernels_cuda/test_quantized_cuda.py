@@ -5,10 +5,14 @@ from __future__ import annotations
 import emulated_cuda
 import numpy as np
 import pytest
+from fake_cuda import FakeCuda
 from integer_graphs import Generator
 from integer_nodes import cases, graph_of, numbers, scale
 
 from cnn_engine import Engine
+from cnn_engine.graph.graph import Graph, Node, Value
+from cnn_engine.lower.placement import Placement, place
+from cnn_engine.operators.quantized import DynamicQuantizeLinear
 from cnn_engine.operators.quantized_conv2d import QuantizedConv2dNhwc
 from cnn_engine.operators.quantized_linear import QuantizedLinear
 
@@ -138,6 +142,18 @@ def test_no_order_of_threads_changes_a_convolution(rng, monkeypatch, order):
         check(*layer(rng, *CONVOLUTIONS[0][:-1], **CONVOLUTIONS[0][-1]))
     finally:
         emulated_cuda.module(80).set_order(0)
+
+
+def test_scales_that_are_computed_stay_on_the_host():
+    """CUDA has no kernels for them: its rows are not all of the CPU's."""
+    x, weight = Value("x", (4, 32), "float32"), np.ones((8, 32), np.int8)
+    nodes = (
+        Node("range", DynamicQuantizeLinear(), ("x",), ("q", "scale", "zero")),
+        Node("layer", QuantizedLinear("float32"), ("q", "w", "scale", None, "zero"), ("y",)),
+    )
+    graph = Graph("dynamic", (x,), ("y",), nodes, {"w": weight})
+    placed = place(graph, Placement(FakeCuda(tensor_cores=True), "resident", 1), None, None)
+    assert placed.fallbacks.keys() == {"range", "layer"}
 
 
 def test_sums_are_modulo_2_to_the_32(rng, architecture):

@@ -1,6 +1,6 @@
 """The CPU's kernels of 8-bit integers: convolutions over images [N, H, W, C], matrix products, arithmetic.
 
-CUDA's rows (cuda/quantized.py) are made of these.
+CUDA's rows (cuda/quantized.py) are made of those in SHARED.
 """
 
 from __future__ import annotations
@@ -403,18 +403,9 @@ def _arithmetic(op: str, make: Any, why_not: Any, prepare: Any, packs: tuple[int
 #: Operators with weights that are packed -> the inputs, and None for the outputs, that may have a pitch.
 LAYERS = {"quantized_conv2d_nhwc": (None, X, RESIDUAL), "quantized_linear": ()}
 
-ROWS = [
+#: Rows whose functions CUDA has, too.
+SHARED = [
     *(_row(op, pitched) for op, pitched in LAYERS.items()),
-    _computed_row("quantized_conv2d_nhwc", (None, X)),
-    _computed_row("quantized_linear", ()),
-    Kernel(
-        "dynamic_quantize_linear",
-        "int8",
-        "cpu",
-        _make_dynamic,
-        dtypes=("float32",),
-        workspace=_dynamic_workspace,
-    ),
     _arithmetic("quantize_linear", _make_elements, _not_one_scale, _prepare_quantize, (1, 2)),
     _arithmetic("dequantize_linear", _make_elements, _not_one_scale, _prepare_dequantize, (1, 2)),
     *(
@@ -425,5 +416,19 @@ ROWS = [
     Kernel("lookup", "int8", "cpu", _make_lookup, dtypes=EIGHT_BITS, why_not=_not_table),
     Kernel(
         "max_pool2d_nhwc", "int8", "cpu", _make_max_pool, dtypes=EIGHT_BITS, why_not=pooling.why_not
+    ),
+]
+
+ROWS = [
+    *SHARED,
+    _computed_row("quantized_conv2d_nhwc", (None, X)),
+    _computed_row("quantized_linear", ()),
+    Kernel(
+        "dynamic_quantize_linear",
+        "int8",
+        "cpu",
+        _make_dynamic,
+        dtypes=("float32",),
+        workspace=_dynamic_workspace,
     ),
 ]

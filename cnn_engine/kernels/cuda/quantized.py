@@ -22,4 +22,4 @@ def _row(row: Kernel) -> Kernel:
     )
 
 
-ROWS = [_row(row) for row in quantized.ROWS]
+ROWS = [_row(row) for row in quantized.SHARED]
