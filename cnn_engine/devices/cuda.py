@@ -151,8 +151,10 @@ class CudaDevice:
     def upload(self, array: np.ndarray) -> Buffer:
         """Returns a copy of ``array`` in device memory, complete on return."""
         buffer = self.allocate(array.nbytes)
-        self.copy_h2d(buffer.address, array.__array_interface__["data"][0], array.nbytes)
-        self.synchronize()
+        # A copy that is queued while its stream is captured is made by the graph, and cannot be waited for.
+        device = self.lane() if self.is_capturing(self.stream_handle) else self
+        device.copy_h2d(buffer.address, array.__array_interface__["data"][0], array.nbytes)
+        device.synchronize()
         return buffer
 
     def copy_h2d(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:

@@ -20,6 +20,7 @@ from graphs import Builder
 from cnn_engine import Engine
 from cnn_engine.devices import arrays
 from cnn_engine.engine import plan_runner
+from cnn_engine.operators.resize import Resize
 from cnn_engine.plan.plan import _ABANDONED, Plan
 
 SHAPE = 16, 28, 28
@@ -272,6 +273,29 @@ def test_a_call_may_be_captured_on_any_stream(before, batch, mode):
         graph.launch(stream)
         stream.synchronize()
         np.testing.assert_array_equal(out.get(), wanted)
+
+
+@pytest.mark.gpu
+def test_a_call_is_captured_whose_kernels_read_tables():
+    """Positions and weights of an interpolation are copied to the GPU as a plan is made."""
+    import cupy
+
+    b = Builder((2, 3, 9, 7))
+    wide = Resize((2, 8, 18, 21), (1.0, 1.0, 2.0, 3.0), "linear")
+    b.conv(b.add(wide, b.relu(b.conv("images", 8))), 4)
+    x = np.random.default_rng(0).normal(size=(2, 3, 9, 7)).astype(np.float32)
+    there, out = cupy.asarray(x), cupy.zeros((2, 4, 18, 21), np.float32)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with Engine(b.graph(), device="cuda") as engine, stream:
+        (name,) = (value.name for value in engine.outputs)
+        wanted = engine.run({"images": x})[name]
+        stream.begin_capture()
+        engine.run({"images": there}, out={name: out})
+        graph = stream.end_capture()
+        graph.launch(stream)
+        stream.synchronize()
+    np.testing.assert_array_equal(out.get(), wanted)
 
 
 @pytest.mark.gpu
