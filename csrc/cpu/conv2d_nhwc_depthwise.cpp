@@ -52,11 +52,29 @@ CNN_ENGINE_INLINE void depthwise_kernel_offsets(const DepthwiseRow& d, int first
   int begin = 0, end = d.columns;
   while (begin < end && left + span + std::int64_t{begin} * d.dilation < 0) ++begin;
   while (begin < end && left + std::int64_t{end - 1} * d.dilation >= d.width) --end;
+  constexpr int Q = 4;  // kernel offsets side by side, for all of which an input is loaded once
+  const bool side_by_side = d.stride == 1 && d.dilation == 1;
   Vec<W> sum[T] = {};
   for (int r = 0; r < d.rows; ++r) {
     const float* row = d.input + r * d.row + c;
     const float* filter = d.weights + (std::int64_t{r} * d.columns + begin) * d.weight + c;
-    for (int s = begin; s < end; ++s, filter += d.weight) {
+    int s = begin;
+    for (; side_by_side && left + s >= 0 && s + Q <= end && left + s + T + Q - 1 <= d.width;
+         s += Q) {
+      Vec<W> weights[Q];
+#pragma GCC unroll 4
+      for (int q = 0; q < Q; ++q, filter += d.weight) weights[q] = load<W>(filter);
+      const float* x = row + (left + s) * d.position;
+#pragma GCC unroll 32
+      for (int j = 0; j < T + Q - 1; ++j, x += d.position) {
+        const Vec<W> value = load<W>(x);
+#pragma GCC unroll 4
+        for (int q = 0; q < Q; ++q) {
+          if (j >= q && j - q < T) sum[j - q] += value * weights[q];
+        }
+      }
+    }
+    for (; s < end; ++s, filter += d.weight) {
       const Vec<W> weights = load<W>(filter);
       const std::int64_t at = left + std::int64_t{s} * d.dilation;
       if (at >= 0 && at + span < d.width) {
