@@ -20,6 +20,9 @@ constexpr std::int64_t kLargeBandFloats = 144 << 10;
 // Of a band whose inputs are unrolled, at most, and the outputs of a row that is short.
 constexpr std::int64_t kUnrolledFloats = 256 << 10;
 constexpr int kShortRow = 16;
+// Packed weights of so many units leave a second-level cache no room for more: a task of whole
+// images then has several, of which so much is written out.
+constexpr std::int64_t kLargeWeights = 256 << 10, kTogetherFloats = 256 << 10;
 // Positions of a run of a 1x1 convolution, at least: see Lane::kRunRows.
 constexpr int kLeastRunRows = 24;
 // Of what a 1x1 convolution reads and writes: more may have left the second-level cache, and is
@@ -84,23 +87,25 @@ bool is_unrolled(const Conv2dShape& p, bool planar) {
 
 // A band of output rows, and what is read for them.
 struct Bands {
-  int rows;       // of outputs, at most
-  int count;      // of bands an image
-  int shares;     // of the filters
-  int in_rows;    // of inputs, at most
-  int width;      // of inputs with their border
-  int position;   // units of one
-  bool unrolled;  // see is_unrolled()
+  int rows;        // of outputs, at most
+  int count;       // of bands an image
+  int shares;      // of the filters
+  int in_rows;     // of inputs, at most
+  int width;       // of inputs with their border
+  int position;    // units of one
+  bool unrolled;   // see is_unrolled()
+  int images = 1;  // of a task; more than one only where a band is a whole image
 
-  Bands(const Conv2dShape& p, int position, bool unrolled, int threads)
+  // `channels`: of a unit.
+  Bands(const Conv2dShape& p, int position, int channels, bool unrolled, int threads)
       : width(p.w + p.pad_left + p.pad_right), position(position), unrolled(unrolled) {
     const std::int64_t row = std::int64_t{width} * position;
     const int out_h = p.out_h();
     const std::int64_t weights = std::int64_t{p.filter_size()} * p.k;
-    const std::int64_t floats = weights > kLargeBandFloats ? kLargeBandFloats : kBandFloats;
+    const std::int64_t cached = weights > kLargeBandFloats ? kLargeBandFloats : kBandFloats;
     std::int64_t most =
         unrolled ? kUnrolledFloats / unrolled_row(p)
-                 : (floats / row - std::int64_t{p.dilation_h} * (p.r - 1) - 1) / p.stride_h + 1;
+                 : (cached / row - std::int64_t{p.dilation_h} * (p.r - 1) - 1) / p.stride_h + 1;
     if (most < 1) most = 1;
     if (most > out_h) most = out_h;
     const bool by_filters = weights > std::int64_t{p.n} * p.h * p.w * p.c;
@@ -109,6 +114,10 @@ struct Bands {
     shares = split.shares;
     rows = (out_h + count - 1) / count;
     in_rows = (rows - 1) * p.stride_h + p.dilation_h * (p.r - 1) + 1;
+    if (count == 1 && weights / channels > kLargeWeights) {
+      const std::int64_t room = kTogetherFloats / floats(p), own = (p.n + threads - 1) / threads;
+      images = static_cast<int>(room < 1 ? 1 : room < own ? room : own);
+    }
   }
   int first(int band, int out_h) const {
     return static_cast<int>(std::int64_t{out_h} * band / count);
@@ -117,6 +126,7 @@ struct Bands {
   std::int64_t unrolled_row(const Conv2dShape& p) const {
     return std::int64_t{p.out_w()} * p.r * p.s * position;
   }
+  // The same of a band.
   std::int64_t floats(const Conv2dShape& p) const {
     return unrolled ? rows * unrolled_row(p) : std::int64_t{in_rows} * width * position;
   }
@@ -161,10 +171,10 @@ std::int64_t direct_scratch(const Conv2dShape& p, bool planar = false) {
   if (is_pointwise(p) && !planar) {
     return std::int64_t{Lane::kRunRows} * position_units<Lane>(p) + Lane::kSlack;
   }
-  // With more threads bands are smaller.
+  // With more threads bands are smaller, and a task's images fewer.
+  const Bands bands(p, position_units<Lane>(p), Lane::kChannels, is_unrolled<Lane>(p, planar), 1);
   return KernelOffsets<Lane>(p, planar, Lane::kMostPasses).floats() +
-         Bands(p, position_units<Lane>(p), is_unrolled<Lane>(p, planar), 1).floats(p) +
-         Lane::kSlack;
+         bands.images * bands.floats(p) + Lane::kSlack;
 }
 
 // All arguments of a call but the shape.
@@ -363,12 +373,13 @@ void banded(const Call& call, const Scratch& scratch, const Conv2dShape& p, bool
   using Lane = typename Call::Lane;
   using Unit = typename Lane::Unit;
   const int position = position_units<Lane>(p);
-  const Bands bands(p, position, is_unrolled<Lane>(p, planar), threads);
+  const Bands bands(p, position, Lane::kChannels, is_unrolled<Lane>(p, planar), threads);
   const int out_h = p.out_h(), out_w = p.out_w();
   const int channels = p.group_channels(), filters = p.group_filters();
-  const std::int64_t tasks = std::int64_t{p.n} * bands.count;
+  const std::int64_t tasks = std::int64_t{(p.n + bands.images - 1) / bands.images} * bands.count;
   const int shares = bands.shares;
-  const std::int64_t cost = std::int64_t{bands.rows} * out_w * p.filter_size() * p.k / shares;
+  const std::int64_t outputs = std::int64_t{bands.images} * bands.rows * out_w;
+  const std::int64_t cost = outputs * p.filter_size() * p.k / shares;
   const KernelOffsets<Lane> offsets(p, planar, call.passes);
   const bool apart =
       Lane::kJoinsKernelOffsets && call.pitches.x != p.c;  // joined kernel offsets must not be
@@ -377,6 +388,7 @@ void banded(const Call& call, const Scratch& scratch, const Conv2dShape& p, bool
   const std::int64_t in_place = call.pitches.x * sizeof *call.input / sizeof(Unit);
   const std::int64_t pitch = planar ? 1 : copies ? position : in_place;
   const std::int64_t row = (copies ? bands.width : p.w) * pitch;
+  const std::int64_t image_step = copies ? bands.floats(p) : p.h * row;
   parallel_for(tasks * shares, cost, threads, [&](std::int64_t begin, std::int64_t end) {
     const Scratch::Part part(scratch);
     auto* kernel_offsets = reinterpret_cast<std::int64_t*>(part.data());
@@ -391,7 +403,8 @@ void banded(const Call& call, const Scratch& scratch, const Conv2dShape& p, bool
     for (std::int64_t index = begin; index < end; ++index) {
       const int task = static_cast<int>(index / shares);
       const int share = static_cast<int>(index % shares);
-      const int n = task / bands.count, band = task % bands.count;
+      const int n = task / bands.count * bands.images, band = task % bands.count;
+      const int images = p.n - n < bands.images ? p.n - n : bands.images;
       const int first = bands.first(band, out_h);
       const int rows = bands.first(band + 1, out_h) - first;
       const int top = first * p.stride_h - p.pad_top;
@@ -400,10 +413,13 @@ void banded(const Call& call, const Scratch& scratch, const Conv2dShape& p, bool
         x = reinterpret_cast<const Unit*>(call.input) + (std::int64_t{n} * p.h + top) * row;
       } else if (part.holds() != task) {
         const int in_rows = (rows - 1) * p.stride_h + p.dilation_h * (p.r - 1) + 1;
-        if (bands.unrolled) {
-          write_unrolled(call, p, bands, n, first, rows, written_out);
-        } else {
-          write_band(call, p, bands, n, top, in_rows, planar, written_out);
+        for (int image = 0; image < images; ++image) {
+          Unit* own = written_out + image * image_step;
+          if (bands.unrolled) {
+            write_unrolled(call, p, bands, n + image, first, rows, own);
+          } else {
+            write_band(call, p, bands, n + image, top, in_rows, planar, own);
+          }
         }
         part.holds() = task;
       }
@@ -428,15 +444,17 @@ void banded(const Call& call, const Scratch& scratch, const Conv2dShape& p, bool
                                    ? call.residual + position_y * call.pitches.residual + at_filter
                                    : nullptr;
         multiply_runs(gemm, from, to, call.last.at(at_filter), nullptr, [&](const auto& body) {
-          if (bands.unrolled) return body(x, y, residual, rows * out_w);
-          for (int i = 0; i < rows; ++i) {
+          if (bands.unrolled) return body(x, y, residual, images * rows * out_w);
+          for (int i = 0; i < images * rows; ++i) {
             const std::int64_t at = std::int64_t{i} * out_w;
-            body(x + i * p.stride_h * row + std::int64_t{g} * units<Lane>(channels),
+            const Unit* image = x + i / rows * image_step;
+            body(image + i % rows * p.stride_h * row + std::int64_t{g} * units<Lane>(channels),
                  y + at * gemm.y_stride, residual ? residual + at * call.pitches.residual : nullptr,
                  out_w);
           }
         });
-        call.activation.apply(y + from, call.pitches.y, std::int64_t{rows} * out_w, to - from);
+        call.activation.apply(y + from, call.pitches.y, std::int64_t{images} * rows * out_w,
+                              to - from);
       }
     }
   });

@@ -67,7 +67,7 @@ inline bool is_trimmed(const Conv2dShape& p) {
     columns += whole(run.count) * (run.kernel_offsets.end - run.kernel_offsets.begin);
   }
   const std::int64_t made = rows * columns, all = out_h * whole(out_w) * p.r * p.s;
-  const Bands bands(p, p.c, false, 1);
+  const Bands bands(p, p.c, 1, false, 1);
   const std::int64_t copied = std::int64_t{bands.in_rows} * bands.width * p.c;
   const std::int64_t macs = std::int64_t{bands.rows} * out_w * p.filter_size() * p.k;
   return 5 * made < 4 * all || (kCopied * copied > macs && 10 * made <= 11 * all);

@@ -205,6 +205,19 @@ def test_every_element_is_that_of_int64(instructions, seed):
         np.testing.assert_array_equal(found, wanted, err_msg=f"{number} {vars(case)}")
 
 
+def test_large_weights_are_read_once_for_several_images(instructions):
+    """Images that share a task, and a last task of fewer, of rows that are unrolled and not."""
+    rng = np.random.default_rng(3)
+    large = {
+        "groups": 1, "channels": 260, "filters": 520, "depthwise": False, "kernel": (3, 3),
+        "stride": (1, 1), "dilation": (1, 1), "wide": 127,
+    }  # fmt: skip
+    for sizes, padding in (((4, 3), (1, 1, 1, 1)), ((2, 12), (1, 1, 1, 1)), ((3, 14), (0,) * 4)):
+        case = Case(rng, n=3, sizes=sizes, padding=padding, **large)
+        for threads in (1, 2):
+            np.testing.assert_array_equal(*case.run(rng, threads))
+
+
 def test_long_rows_and_many_channels_of_depthwise_layers(instructions):
     """Rows longer than what is interleaved at once, and blocks of channels that threads share out."""
     rng = np.random.default_rng(7)
