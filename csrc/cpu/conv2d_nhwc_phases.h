@@ -107,7 +107,8 @@ inline std::int64_t phases_packed(const Conv2dShape& p) {
 
 inline WindowBound phases_bound(const float* weight, const Conv2dShape& p) {
   const double tile_part = 2.0 * kPhaseSide / p.s;
-  return window_bound(weight, p.k, p.c, p.r, p.s, {12 / std::sqrt(p.r), tile_part});
+  return window_bound(weight, p.k, p.c, p.r, p.s,
+                      {kProductRounding * 12 / std::sqrt(p.r), tile_part});
 }
 
 // The bound; the weights for direct outputs; U = G g: [groups][rows][channels of a

@@ -243,7 +243,7 @@ inline void winograd(Winograd call, const Scratch& scratch, const Conv2dShape& p
 // tiles of 4x4 are short.
 inline WindowBound winograd_bound(const float* weight, const Conv2dShape& p, Conv2dMethod method) {
   const bool large = method == Conv2dMethod::winograd4;
-  const double kappa = large ? 12 + 1.6 * std::sqrt(p.c) : 4 + 0.5 * p.c;
+  const double kappa = kProductRounding * (large ? 12 + 1.6 * std::sqrt(p.c) : 4 + 0.5 * p.c);
   return window_bound(weight, p.k, p.c, 3, 3, {kappa, large ? 4.4 : 1.8});
 }
 

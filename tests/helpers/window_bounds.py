@@ -77,12 +77,30 @@ class Case:
         with np.errstate(all="ignore"):
             return self.operator.reference(np.abs(self.x), np.abs(self.weight), None)
 
-    def bound(self, dtype: str = "float32", output: str = "float32") -> np.ndarray:
+    @cached_property
+    def below_normal(self) -> np.ndarray:
+        """What each output's window loses where subnormal numbers are taken as 0, and sums that are so."""
+        least = float(FLOAT32.smallest_normal)
+        lost = np.full(self.wanted.shape, 2 * self.terms * least)
+        x, weight = np.abs(self.x), np.abs(self.weight)
+        # Rounded to fewer bits, a number just below the least normal one may become it, or not.
+        small_x, small_w = x <= least, weight <= least
+        with np.errstate(all="ignore"):
+            if (small_x & (x > 0)).any():
+                lost += self.operator.reference(np.where(small_x, x, 0), weight, None)
+            if (small_w & (weight > 0)).any():
+                lost += self.operator.reference(x, np.where(small_w, weight, 0), None)
+        return lost
+
+    def bound(
+        self, dtype: str = "float32", output: str = "float32", flushes: bool = False
+    ) -> np.ndarray:
         """Returns how far each output may be from ``wanted``; infinite where float32 may overflow.
 
         Args:
             dtype: what x and the weights are rounded to before they are multiplied.
             output: what outputs are rounded to.
+            flushes: whether the instruction takes subnormal numbers as 0, and gives 0 for them.
         """
         size, unit = self.magnitude, UNITS[dtype]
         with np.errstate(all="ignore"):
@@ -90,6 +108,8 @@ class Case:
             bound += UNITS[output] * np.abs(self.wanted) * (1 + 2 * unit)
             # Products below the normal numbers are rounded by as much as the smallest of all.
             bound += np.where(size > 0, self.terms * float(FLOAT32.smallest_subnormal), 0.0)
+            if flushes:
+                bound += np.where(size > 0, self.below_normal, 0.0)
             overflows = size + np.abs(self.bias.astype(np.float64))[:, None, None] >= 0.99 * float(
                 FLOAT32.max
             )
@@ -98,14 +118,18 @@ class Case:
 
 
 def excess(
-    case: Case, found: np.ndarray, dtype: str = "float32", output: str = "float32"
+    case: Case,
+    found: np.ndarray,
+    dtype: str = "float32",
+    output: str = "float32",
+    flushes: bool = False,
 ) -> np.ndarray:
     """Returns each output's error as a part of its bound: above 1 is a fault.
 
     Where float64 gives NaN or an infinity, NaN or the same infinity is asked for (infinities of both signs
     may also cancel before an overflow would: such positions are left to the types' own rules).
     """
-    wanted, bound = case.wanted, case.bound(dtype, output)
+    wanted, bound = case.wanted, case.bound(dtype, output, flushes)
     assert found.shape == wanted.shape, f"{case.name}: shape {found.shape}, expected {wanted.shape}"
     found = np.asarray(found, np.float64)
     with np.errstate(all="ignore"):
@@ -120,26 +144,27 @@ def check(
     conv: Callable[..., np.ndarray],
     dtype: str = "float32",
     output: str = "float32",
+    flushes: bool = False,
 ) -> float:
     """Asserts that ``conv`` keeps each output within its bound; returns the largest part of it that it needs.
 
     Args:
         conv: called as ``conv(x, weight, bias, stride=, padding=, dilation=, groups=)`` with float32 arrays;
             returns [N, K, OH, OW]. ``padding`` is zeros above, on the left, below, on the right.
-        dtype, output: see :meth:`Case.bound`.
+        dtype, output, flushes: see :meth:`Case.bound`.
     """
     found = conv(
         case.x, case.weight, case.bias, stride=case.stride, padding=case.padding,
         dilation=case.dilation, groups=case.groups,
     )  # fmt: skip
-    part = excess(case, found, dtype, output)
+    part = excess(case, found, dtype, output, flushes)
     worst = float(part.max(initial=0.0))
     if worst > 1:
         place = tuple(int(i) for i in np.unravel_index(np.argmax(part), part.shape))
         raise AssertionError(
             f"{case.name}: {int((part > 1).sum())} of {part.size} outputs past their bound; worst at "
             f"{place}: found {np.asarray(found)[place]!r}, expected {case.wanted[place]!r} within "
-            f"{case.bound(dtype, output)[place]:.3g}, sum |x||w| {case.magnitude[place]:.3g}"
+            f"{case.bound(dtype, output, flushes)[place]:.3g}, sum |x||w| {case.magnitude[place]:.3g}"
         )
     return worst
 

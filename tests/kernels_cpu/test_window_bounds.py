@@ -8,6 +8,7 @@ tries so many random convolutions of each kernel in the place of a few.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -114,7 +115,20 @@ def test_fused_bfloat16(kernel, channels):
     """Tiles are of float32 there, and the largest: what leaks is far more than float32's bound."""
     needs_bfloat16()
     for case in finite_cases(kernel, channels):
-        window_bounds.check(case, partial(fused, dtype="bfloat16"), "bfloat16")
+        window_bounds.check(case, partial(fused, dtype="bfloat16"), "bfloat16", flushes=True)
+
+
+@pytest.mark.parametrize(("seed", "channels"), [(195, (1, 6)), (276, (8, 40))])
+def test_fused_bfloat16_of_subnormal_numbers(seed, channels):
+    """VDPBF16PS takes them as 0, whatever the floating-point mode is; the bound counts no more than that."""
+    needs_bfloat16()
+    case = window_bounds.random_case(seed, (3, 3), (1, 1), (1, 1), 1, channels)
+    conv = partial(fused, dtype="bfloat16")
+    window_bounds.check(case, conv, "bfloat16", flushes=True)
+    with pytest.raises(AssertionError, match="past their bound"):
+        window_bounds.check(case, conv, "bfloat16")
+    lifted = replace(case, x=case.x * np.float32(2.0**60))
+    window_bounds.check(lifted, conv, "bfloat16")
 
 
 LAYERED = {

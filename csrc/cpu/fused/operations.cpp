@@ -129,12 +129,13 @@ double rounding(int sums, bool outside) {
 // The same by the squares of partial sums, of photographs and smooth filters: measured.
 constexpr double kSameSign = 0.1;
 
-TileBound bound_of(const Operation& op, const Tile& tile, bool first, bool bfloat16) {
+TileBound bound_of(const Operation& op, const Tile& tile, bool first, bool bfloat16,
+                   const FusedKernels& kernels) {
   const LayerDescription& layer = *op.layer;
   const int r = layer.kernel_h, step = op.pool ? 2 : 1;
   const int sums = along_rows(tile) ? op.c * r : op.c;
   const double outside = rounding(sums, true) / rounding(sums, false);
-  double kappa = kDeviations * std::sqrt(rounding(sums, false));
+  double kappa = kernels.product_rounding * kDeviations * std::sqrt(rounding(sums, false));
   if (bfloat16) kappa /= 1 << 14;  // other layers round 2^15 times more
 
   double rows[4][8] = {}, columns[4][8] = {}, largest[2] = {};
@@ -210,7 +211,7 @@ void choose_tile(Operation& op, bool first, bool last, bool tanh, bool bfloat16,
     if (!accurate(op, tile, last, tanh, bfloat16)) continue;
     const double cost = winograd_cost(op, tile, kernels);
     if (cost >= best) continue;
-    const TileBound bound = bound_of(op, tile, first, bfloat16);
+    const TileBound bound = bound_of(op, tile, first, bfloat16, kernels);
     if (bound.window.fits == 0.0f) continue;
     best = cost;
     op.kind = StepKind::winograd;

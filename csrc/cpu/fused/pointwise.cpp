@@ -262,7 +262,8 @@ void fused_linear(const LinearStep& s, const float* in, std::size_t in_stride, f
                   std::size_t out_stride, float* scratch, int n, int begin, int end);
 
 extern const FusedKernels fused_kernels = {
-    kWide,    kNarrow,  kLanes,       to_planar, to_channels_last, fused_winograd, fused_direct,
-    max_pool, activate, fused_linear, flatten,   softmax,          finite,         fma_burst};
+    kWide,          kNarrow,      kLanes,   kProductRounding, to_planar,    to_channels_last,
+    fused_winograd, fused_direct, max_pool, activate,         fused_linear, flatten,
+    softmax,        finite,       fma_burst};
 
 }  // namespace cnn_engine::cpu::CNN_ENGINE_ISA

@@ -135,8 +135,9 @@ struct Pixels {
 
 // The kernels of one instruction set.
 struct FusedKernels {
-  int wide, narrow;   // lanes that convolutions and linear are built for
-  int channel_lanes;  // what the pitch of activations must be a multiple of
+  int wide, narrow;         // lanes that convolutions and linear are built for
+  int channel_lanes;        // what the pitch of activations must be a multiple of
+  double product_rounding;  // kProductRounding of vector.h
   // Rows [begin, end) of one image.
   void (*to_planar)(const void* image, const Pixels&, const PlanarLayout&, float* out, int begin,
                     int end);

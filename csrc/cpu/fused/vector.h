@@ -30,6 +30,14 @@ constexpr int kRegisters = CNN_ENGINE_VECTOR_REGISTERS;
 constexpr int kWide = CNN_ENGINE_WIDE;
 constexpr int kNarrow = CNN_ENGINE_NARROW;
 
+// The rounding error of a sum of products, as a multiple of that of fused multiply-adds: without
+// them each product is rounded too. Measured on photographs: up to 1.64.
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+constexpr double kProductRounding = 1.0;
+#else
+constexpr double kProductRounding = 2.0;
+#endif
+
 template <int W>
 struct VectorOf {
   typedef float Float __attribute__((vector_size(W * 4)));
