@@ -181,7 +181,7 @@ class Engine:
             self.choice = select.choose(
                 self.device.kind, variant, reduction, dtype,
                 "resident" if data_mode == "auto" else data_mode, self._why_not_fused,
-                select.layered_dtypes(self.device, rounds) if is_model else ("float32",),
+                select.layered_dtypes(self.device, rounds) if is_model else ("float32",), self._why_slower,
             ) if saved is None else saved.choice  # fmt: skip
             placement = Placement(self.device, mode, self.threads)
             chooses = self.choice.layered and self.choice.automatic and mode == "resident"
@@ -279,6 +279,10 @@ class Engine:
         except UnsupportedError as error:
             return str(error)
         return None
+
+    def _why_slower(self) -> str | None:
+        assert self._fused_layers is not None
+        return fused_network.why_slower(self._base, self._fused_layers, self.device)
 
     def __repr__(self) -> str:
         closed = ", closed" if self._plans.closed else ""

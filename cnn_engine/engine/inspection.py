@@ -238,6 +238,7 @@ def _on(
     choice = select.choose(
         device.kind, "auto", None, dtype, "resident", why_not_fused,
         select.layered_dtypes(device, not own),
+        lambda: fused_network.why_slower(model.base, fused_layers[0], device),
     )  # fmt: skip
     pixels = any(value.dtype == "uint8" for value in model.base.inputs[:1])
     program = Program(

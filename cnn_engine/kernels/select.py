@@ -122,6 +122,7 @@ def choose(
     data_mode: str,
     why_not_fused: Callable[[], str | None],
     layered_dtypes: Sequence[str] = ("float32",),
+    why_slower: Callable[[], str | None] = lambda: None,
 ) -> Choice:
     """Returns the choice for ``--variant``, ``--reduction`` (None: not said), ``--dtype``, ``--data-mode``.
 
@@ -129,6 +130,8 @@ def choose(
         device: its kind, ``cpu``, ``cuda`` or ``openacc``.
         why_not_fused: asked at most once: why the network cannot run as one kernel, or None.
         layered_dtypes: data types that the kernels of single nodes can compute in here.
+        why_slower: asked at most once, by ``auto`` of float32 where one kernel can run the network: why its
+            nodes by themselves are faster, or None.
 
     Raises:
         InputError: no such variant, data type or data mode.
@@ -140,7 +143,7 @@ def choose(
     if reduction not in (None, True, False):
         raise expected("reduction", "True, False or None", repr(reduction))
     if variant == "auto":
-        return _auto(device, reduction, dtype, data_mode, why_not_fused, layered_dtypes)
+        return _auto(device, reduction, dtype, data_mode, why_not_fused, layered_dtypes, why_slower)
     if variant not in VARIANTS:
         raise not_one_of("variant", ("auto", *VARIANTS), variant)
     reason = _why_not(VARIANTS[variant], device, reduction, dtype, data_mode)
@@ -158,8 +161,11 @@ def _auto(
     data_mode: str,
     why_not_fused: Callable[[], str | None],
     layered_dtypes: Sequence[str],
+    why_slower: Callable[[], str | None],
 ) -> Choice:
     why = _why_not(VARIANTS["fused"], device, reduction, dtype, data_mode) or why_not_fused()
+    if why is None and dtype == "float32":  # what it is measured in
+        why = why_slower()
     if why is None:
         return Choice("fused", False, "the fastest there is")
     if dtype not in layered_dtypes:

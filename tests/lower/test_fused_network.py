@@ -7,10 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from graphs import Builder
+from onnx_models import one_node
 
+from cnn_engine import Engine
 from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.errors import UnsupportedError
 from cnn_engine.graph.graph import Graph
+from cnn_engine.kernels import select
 from cnn_engine.lower import fused_network
 from cnn_engine.operators.binary import Add
 from cnn_engine.operators.conv2d import Conv2d
@@ -97,3 +100,64 @@ def test_as_many_layers_as_the_kernel_takes_and_none_before_the_last_image():
 def test_what_a_chain_cannot_say_is_refused(changed, message):
     with pytest.raises(UnsupportedError, match=message):
         fused_network.longest(built(**changed), "float32", CpuDevice())
+
+
+def images_out(channels: int, filters: int, size: int, kernel: int, pools: bool = False) -> Graph:
+    b = Builder((1, channels, size, size))
+    edge = kernel // 2
+    x = b.add(
+        Conv2d((1, 1), (edge,) * 4), "images", b.constant((filters, channels, kernel, kernel))
+    )
+    if pools:
+        b.add(POOL, b.add(Relu(), x))
+    return b.graph()
+
+
+@pytest.mark.parametrize(
+    ("graph", "fused"),
+    [
+        (images_out(3, 16, 512, 3), False),  # measured: 0.51 of the time as single kernels
+        (images_out(3, 64, 128, 3), False),  # 0.63
+        (images_out(3, 16, 512, 1), False),  # 0.71
+        (images_out(16, 16, 512, 3), False),  # 0.88: what it hands on has left the caches
+        (images_out(16, 16, 128, 3), True),  # 1.21
+        (images_out(3, 32, 128, 3, pools=True), True),  # 1.15
+        (images_out(256, 256, 7, 3), False),  # 0.42
+        (images_out(64, 64, 28, 3), False),  # 0.88
+    ],
+)
+def test_a_chain_is_one_kernel_where_it_works_enough_for_what_it_hands_on(graph, fused):
+    """Of images, on the CPU, where ``auto`` asks: moving them to [C, H, W] must be worth it."""
+    device = CpuDevice()
+    count = fused_network.longest(graph, "float32", device)
+    reason = fused_network.why_slower(graph, count, device)
+    assert (reason is None) == fused, reason
+    chosen = select.choose(
+        "cpu", "auto", None, "float32", "resident", lambda: None, ("float32",), lambda: reason
+    )
+    assert (chosen.variant == "fused") == fused
+    # Asked for by name, or for a type that single kernels lack, it runs as it is.
+    for variant, dtype in (("fused", "float32"), ("auto", "bfloat16")):
+        chosen = select.choose(
+            "cpu", variant, None, dtype, "resident", lambda: None, ("float32",), lambda: reason
+        )
+        assert chosen.variant == "fused"
+
+
+def test_rows_are_handed_on_as_they_are():
+    b = Builder((2, 3, 64, 64))
+    x = b.add(CONV, "images", b.constant((8, 3, 3, 3)))
+    b.add(Reshape((2, -1)), x)
+    graph = b.graph()
+    assert fused_network.why_slower(graph, 1, CpuDevice()) is not None
+    b.add(Linear(), graph.outputs[0], b.constant((2, 8 * 64 * 64)))
+    graph = b.graph()
+    assert fused_network.why_slower(graph, 3, CpuDevice()) is None
+
+
+def test_an_engine_runs_one_convolution_of_a_large_image_by_its_own_kernel():
+    x, weight = np.zeros((1, 3, 256, 256), np.float32), np.ones((16, 3, 3, 3), np.float32)
+    proto, _ = one_node("Conv", [x, weight], known=(1,))
+    with Engine(proto, device="cpu", threads=1) as engine:
+        assert engine.choice.layered
+        assert "multiply-adds for each value" in engine.choice.reason
