@@ -231,6 +231,13 @@ def test_photographs(instruction_set, photographs, name):
     check_smooth(name, photographs)
 
 
+def test_products_that_are_rounded_too(instruction_set, photographs):
+    """Without fused multiply-adds, an output of this photograph was past its bound by a tenth."""
+    conv, kernel, stride, channels = SMOOTH["stem"]
+    case = window_bounds.smooth_case(22, kernel, stride, channels, photographs)
+    window_bounds.check(case, conv)
+
+
 @pytest.mark.parametrize("kernel", [3, 5])
 @pytest.mark.parametrize("channels", [3, 16])
 def test_fused_windows_of_zeros_stay_zero(instruction_set, rng, kernel, channels):
