@@ -330,3 +330,16 @@ def test_an_early_decision_may_be_what_fits_no_example():
     np.testing.assert_array_equal(engine.run(given)["y"], x.reshape(2, 4))
     with pytest.raises(InputError, match="Reshape"):
         engine.run({**given, "rate": np.int64(8000)})
+
+
+def test_an_example_is_found_that_is_supported():
+    """Of a flag by which Dropout would train, false is the example."""
+    proto = model(
+        [node("Dropout", ["x", "ratio", "flag"], ["z"]), node("Neg", ["z"], ["y"])],
+        [tensor("x", [3]), tensor("flag", [], TensorProto.BOOL)], [tensor("y", None)],
+        {"ratio": np.float32(0.5)},
+    )  # fmt: skip
+    engine, x = Engine(proto, device="cpu"), floats(3)
+    np.testing.assert_array_equal(engine.run({"x": x, "flag": np.array(False)})["y"], -x)
+    with pytest.raises(UnsupportedError, match="training"):
+        engine.run({"x": x, "flag": np.array(True)})

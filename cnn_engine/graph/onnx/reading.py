@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -86,6 +86,8 @@ class _Open:
 
 #: How often other sizes are tried before a model is refused.
 _TRIALS = 24
+#: Of these, as many may end at what the engine does not support, where examples of what is found decide.
+_REFUSALS = 3
 
 
 class _Reader:
@@ -336,7 +338,7 @@ class _Reader:
             InputError: none were found; says what the first ones met.
             UnsupportedError: none were, of numbers that the model finds while it runs.
         """
-        first: InputError | None = None
+        first: InputError | UnsupportedError | None = None
         tried, met = {sizes}, {}
         for trial in range(_TRIALS):
             usual = sizes if sizes.batch in fixed else sizes.with_batch(TYPICAL_BATCH)
@@ -344,9 +346,10 @@ class _Reader:
                 with recorded(wanted) as guards:
                     try:
                         graph = self.graph(wanted.as_symbols(), finds)
-                    except UnsupportedError:
-                        raise
-                    except InputError as error:
+                    except (UnsupportedError, InputError) as error:
+                        refuses = isinstance(error, UnsupportedError)
+                        if refuses and (trial >= _REFUSALS or not _finds(example_numbers())):
+                            raise first if isinstance(first, UnsupportedError) else error from None
                         first = first or error
                         met |= example_numbers()
                         continue
@@ -359,7 +362,9 @@ class _Reader:
             tried.add(sizes)
         inputs = [value for value in self.stated()[0] if isinstance(value, _Value)]
         if finds and first is not None:
-            if any(lowest(symbol) != 1 for symbol in met.keys() - fixed):
+            if isinstance(first, UnsupportedError):
+                raise first
+            if _finds(met.keys() - fixed):
                 raise UnsupportedError(f"{first}: none of the examples tried of what it finds fits")
             raise first
         raise self._shapes_wanted(
@@ -489,6 +494,11 @@ class _Reader:
         dtype = protobuf.DTYPES.get(tensor.elem_type)
         if dims is not None and dtype is not None and all(isinstance(d, int) for d in dims):
             importer.declared[proto.name] = (tuple(dims), dtype)
+
+
+def _finds(symbols: Iterable[str]) -> bool:
+    """Whether any is found while the graph runs."""
+    return any(lowest(symbol) != 1 for symbol in symbols)
 
 
 def _found(importer: Importer, graph: Graph, inputs: int) -> Found:
