@@ -16,7 +16,7 @@ from ..devices import arrays
 from ..devices import threads as thread_counts
 from ..errors import InputError, UnsupportedError, expected
 from ..floating_point import usual_mode
-from ..graph.dims import Evaluator
+from ..graph.dims import Dim, Evaluator
 from ..graph.graph import Node
 from ..graph.reference import reference
 from ..graph.stages import (
@@ -75,13 +75,23 @@ class _Way:
             return None
         return self.stage if self.graphs is None else self.graphs.stage(numbers)
 
-    def run(self, env: Mapping[str, np.ndarray], numbers: Mapping[str, int]) -> dict[str, Any]:
-        """Returns what the stage's nodes make of the arrays of ``env``."""
+    def run(
+        self, stage: Stage, env: Mapping[str, np.ndarray], numbers: Mapping[str, int]
+    ) -> dict[str, Any]:
+        """Returns what the stage's nodes, as they are decided, make of the arrays of ``env``.
+
+        Raises:
+            InputError: an array has another shape than the stage's.
+        """
         if self.engine is None:
             return {}
-        sizes = self.graphs.sizes(numbers)
-        given = [np.ascontiguousarray(env[v.name]) for v in self.stage.graph.inputs]
-        return self.engine.run_sized(given, sizes)
+        given = [np.ascontiguousarray(env[v.name]) for v in stage.graph.inputs]
+        at = Evaluator(numbers)
+        for value, array in zip(stage.graph.inputs, given, strict=True):
+            shape = tuple(at(dim) if isinstance(dim, Dim) else dim for dim in value.shape)
+            if array.shape != shape:  # kernels would read past its end
+                raise InputError(f"{value.name}: expected {list(shape)}, found {list(array.shape)}")
+        return self.engine.run_sized(given, self.graphs.sizes(numbers))
 
 
 class _Ways:
@@ -187,7 +197,7 @@ class StagedEngine(Engine):
         while True:
             way, stage = ways.find(numbers) or self._extend(ways, env.keys(), numbers)
             env |= _computed(stage, numbers)
-            made = way.run(env, numbers)
+            made = way.run(stage, env, numbers)
             if seen is not None:
                 seen(way, numbers, env, made)
             for node in stage.hosts:

@@ -208,8 +208,9 @@ def cut(found: Found, made: Collection[str] = (), known: Collection[str] = ()) -
     nodes: list[Node] = []
     for node in reversed(graph.nodes):
         if not needed.isdisjoint({*node.outputs} - {*made}):
-            nodes.insert(0, node)
+            nodes.append(node)
             needed.update(name for name in node.inputs if name is not None)
+    nodes.reverse()
     places = _Cut(found, nodes, known)
     last = places.last()
     moments = [places.moment(symbols_of(guard.terms)) for guard in found.guards]

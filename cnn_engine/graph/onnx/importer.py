@@ -444,6 +444,8 @@ class Importer:
             outputs = [call.temporary() for _ in inferred]
         made = [output_value(name, said) for name, said in zip(outputs, inferred, strict=True)]
         given = [name for name in inputs if name is not None]
+        for source in given:  # a branch within one decides for what is made of its results, too
+            self._decisive.update(self.decided_by.get(source, ()))
         if self._emit_expressions(op, inputs, made):
             self.notes.append(Note(call.name, "a constant", "all its inputs are constants"))
             return outputs[0]
@@ -469,8 +471,8 @@ class Importer:
         node = Node(name, op, tuple(inputs), tuple(outputs), (call.name,))
         self.nodes.append(node)
         self._makers.update(dict.fromkeys(outputs, node))
-        if decided := self._decisive.union(*(self.decided_by.get(i, ()) for i in given)):
-            self.node_decided_by[name] = frozenset(decided)
+        if self._decisive:
+            self.node_decided_by[name] = frozenset(self._decisive)
         return outputs[0]
 
     def _emit_expressions(
