@@ -19,6 +19,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from ..errors import CnnEngineError, InputError, expected
+from ..locks import ForkSafeLock
 from ..ray_cluster import connect, died_of
 from .batching import Arrays
 from .errors import Refused
@@ -109,7 +110,7 @@ class RayReplicas:
             ).remote,
             str(source), content, own,
         )  # fmt: skip
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._closing = False
         self._lost: set[int] = set()
         self._actors = [self._make() for _ in range(settings.instances)]
