@@ -36,8 +36,8 @@ def as_array(numbers: Sequence[int], dtype: str) -> np.ndarray:
     return np.array(numbers, dtype)
 
 
-class FoundError(Exception):
-    """A graph depends on a number that is found while it runs."""
+class FoundError(UnsupportedError):
+    """A graph depends on a number that is found while it runs, and was not said to."""
 
 
 #: Nodes that branches and loops may be when they are written out, all of them together.
@@ -99,7 +99,10 @@ class Importer:
             FoundError: the import is of a graph without such.
         """
         if not self.finds:
-            raise FoundError(symbol)
+            raise FoundError(
+                f"{self.source}: expected sizes at which the network finds no number while it runs, as those it "
+                f"was made with; found others, at which it finds {symbol}; make it with these as input_shape"
+            )
         return find(symbol, number)
 
     def may_be_found(self, name: str, dtypes: Sequence[str]) -> bool:
