@@ -205,6 +205,15 @@ def cut(found: Found, made: Collection[str] = (), known: Collection[str] = ()) -
     needed |= {
         name for name, row in found.read.items() if not all(s.symbols <= {*known} for s in row.flat)
     }
+    # What was decided by how much a node makes is decided again, also where nothing reads that.
+    deciding = frozenset().union(
+        *(symbols_of(guard.terms) for guard in found.guards),
+        *(_symbols(item) for expressions, _ in found.computed.values() for item in expressions.flat),
+        *found.decided_by.values(),
+    ) - {*known}
+    for node in graph.nodes:
+        if isinstance(node.op, DataDependent) and not deciding.isdisjoint(_symbols(node.op)):
+            needed |= {*node.outputs}
     nodes: list[Node] = []
     for node in reversed(graph.nodes):
         if not needed.isdisjoint({*node.outputs} - {*made}):

@@ -11,7 +11,7 @@ from onnx_models import model, onnxruntime_outputs, tensor
 
 from cnn_engine import Engine
 from cnn_engine.engine.staged import StagedEngine
-from cnn_engine.errors import InputError, UnsupportedError
+from cnn_engine.errors import CnnEngineError, InputError, UnsupportedError
 from cnn_engine.graph.onnx import reading
 from cnn_engine.workload import Samples
 
@@ -343,3 +343,57 @@ def test_an_example_is_found_that_is_supported():
     np.testing.assert_array_equal(engine.run({"x": x, "flag": np.array(False)})["y"], -x)
     with pytest.raises(UnsupportedError, match="training"):
         engine.run({"x": x, "flag": np.array(True)})
+
+
+def test_sizes_at_which_numbers_begin_to_be_found_are_refused_by_name():
+    """The example size runs a loop 0 times, whose body finds a number."""
+    body = helper.make_graph(
+        [
+            node("NonZero", ["x"], ["at"]), node("Shape", ["at"], ["sizes"]),
+            node("Gather", ["sizes", "last"], ["count"]),
+            node("Cast", ["count"], ["number"], to=TensorProto.FLOAT),
+            node("Add", ["v", "number"], ["next"]), node("Identity", ["go"], ["still"]),
+        ],
+        "body", [integers("i", []), tensor("go", [], TensorProto.BOOL), tensor("v", [1])],
+        [tensor("still", [], TensorProto.BOOL), tensor("next", [1])],
+    )  # fmt: skip
+    proto = model(
+        [
+            node("Shape", ["x"], ["n"]), node("Sub", ["n", "least"], ["more"]),
+            node("Max", ["more", "none"], ["times"]), node("Squeeze", ["times"], ["trips"]),
+            node("Loop", ["trips", "", "start"], ["y"], body=body),
+        ],
+        [tensor("x", ["n"])], [tensor("y", [1])],
+        {"least": np.int64([64]), "none": np.int64([0]), "last": np.int64([1]), "start": np.float32([1])},
+        opset=18,
+    )  # fmt: skip
+    ones = np.ones(66, np.float32)
+    with Engine(proto, device="cpu") as engine:
+        assert engine.run({"x": ones[:64]})["y"] == 1
+        with pytest.raises(CnnEngineError, match=r"Loop_4.*give them as input_shape"):
+            engine.run({"x": ones})
+    with Engine(proto, device="cpu", input_shape={"x": (66,)}) as engine:
+        assert engine.run({"x": ones})["y"] == 1 + 2 * 66
+
+
+@pytest.mark.parametrize("casts", [True, False])
+def test_how_many_there_are_is_found_where_no_node_reads_what_was_found(casts):
+    """Nothing but their number is wanted: as float32 a constant of each number, else a shape."""
+    nodes = [
+        node("NonZero", ["x"], ["at"]), node("Shape", ["at"], ["sizes"]),
+        node("Gather", ["sizes", "last"], ["count"]),
+    ]  # fmt: skip
+    if casts:
+        nodes += [
+            node("Cast", ["count"], ["number"], to=TensorProto.FLOAT),
+            node("Add", ["number", "one"], ["y"]),
+        ]
+    constants = {"last": np.int64([1]), "one": np.float32([1])}
+    output = tensor("y", [1]) if casts else integers("count", [1])
+    proto = model(nodes, [tensor("x", ["n"])], [output], constants, opset=18)
+    with Engine(proto, device="cpu") as engine:
+        for zeros in (0, 3, 0, 66):
+            x = np.ones(66, np.float32)
+            x[:zeros] = 0
+            (found,) = engine.run({"x": x}).values()
+            assert found == 66 - zeros + casts

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ...errors import InputError, UnsupportedError
+from ...errors import CnnEngineError, InputError, UnsupportedError
 from ...operators.cast import Cast
 from ...operators.copy import Copy
+from ...operators.data_dependent import DataDependent
 from ...operators.operator import Operator, Value, output_value
 from ..dims import Dim, decisive, find, found_element
 from ..folding import fold, held, worth_folding
@@ -36,7 +37,7 @@ def as_array(numbers: Sequence[int], dtype: str) -> np.ndarray:
     return np.array(numbers, dtype)
 
 
-class FoundError(UnsupportedError):
+class FoundError(CnnEngineError):
     """A graph depends on a number that is found while it runs, and was not said to."""
 
 
@@ -100,8 +101,8 @@ class Importer:
         """
         if not self.finds:
             raise FoundError(
-                f"{self.source}: expected sizes at which the network finds no number while it runs, as those it "
-                f"was made with; found others, at which it finds {symbol}; make it with these as input_shape"
+                f"{self.source}: expected sizes at which the network finds no number while it runs, as at "
+                f"those of its making; found others, which make it find {symbol}; give them as input_shape"
             )
         return find(symbol, number)
 
@@ -544,7 +545,9 @@ def build(
         UnsupportedNodesError: some nodes cannot be run.
     """
     importer.refuse_problems()
-    nodes = importer.settle_rounding(prune(importer.nodes, [*outputs, *importer.read]))
+    # What is found may decide what nothing reads: see :func:`cnn_engine.graph.stages.cut`.
+    finding = [o for n in importer.nodes if isinstance(n.op, DataDependent) for o in n.outputs]
+    nodes = importer.settle_rounding(prune(importer.nodes, [*outputs, *importer.read, *finding]))
     used = {name for node in nodes for name in node.inputs} | set(outputs)
     computed = importer.constants.expressions.keys() & used if importer.finds else ()
     constants = {

@@ -346,8 +346,6 @@ class _Reader:
                 with recorded(wanted) as guards:
                     try:
                         graph = self.graph(wanted.as_symbols(), finds)
-                    except FoundError:
-                        raise
                     except (UnsupportedError, InputError) as error:
                         refuses = isinstance(error, UnsupportedError)
                         if refuses and (trial >= _REFUSALS or not _finds(example_numbers())):
