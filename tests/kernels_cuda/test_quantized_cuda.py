@@ -164,8 +164,8 @@ def test_sums_are_modulo_2_to_the_32(rng, architecture):
 
 
 def test_random_networks_make_the_integers_of_the_cpu(architecture):
-    """None that computes leaves CUDA. With the first seeds a kernel or a placement was once wrong."""
-    for seed in (5, 36, 51, 74, *range(0 if architecture else 60)):
+    """What has a kernel on the CPU does not leave CUDA. With the first seeds a kernel or a placement was once wrong."""
+    for seed in (5, 9, 36, 51, 74, *range(0 if architecture else 60)):
         generator = Generator(seed)
         proto = generator.network(1 + seed % 6)
         with Engine(proto, device="cpu") as cpu, Engine(proto, device="cuda") as engine:
@@ -174,6 +174,7 @@ def test_random_networks_make_the_integers_of_the_cpu(architecture):
                 wanted = cpu.run({"x": x})
                 for name, found in engine.run({"x": x}).items():
                     np.testing.assert_array_equal(found, wanted[name], f"{name} of {seed}, {batch}")
-                left = engine.plan(batch, x.dtype).fallbacks.values()
                 # Networks that only move pixels have no integer that stands for a float.
-                assert all("integers of a quantized network" in why for why in left), (seed, left)
+                left = set(engine.plan(batch, x.dtype).fallbacks)
+                left -= set(cpu.plan(batch, x.dtype).fallbacks)  # what has no kernel there either
+                assert not left or not engine._base.is_quantized, (seed, left)

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import fake_cuda
 import graphs
 import numpy as np
 import onnx
@@ -97,13 +98,14 @@ def same_layers(graph, device: str) -> int:
         program = engine._plans.open()
         plan = build(program, *program.first)
     layers = [step for step in plan.steps if step.kind not in ("copy", "sync")]
-    assert [(n.name, n.kernel) for n in found] == [(s.name, _shown(s)) for s in layers]
+    assert [(n.name, n.kernel) for n in found] == [(s.name, _shown(s, device)) for s in layers]
     return len(layers)
 
 
-def _shown(step) -> str:
-    by_numpy = step.kernel == kernels.NUMPY.name
-    return ("NumPy" if step.place == "cpu" else "CPU") if by_numpy else step.kernel
+def _shown(step, device: str) -> str:
+    if step.place != device:
+        return "CPU"
+    return "NumPy" if step.kernel == kernels.NUMPY.name else step.kernel
 
 
 @pytest.mark.parametrize("seed", range(9))
@@ -116,6 +118,12 @@ def test_a_cpu_runs_the_fused_network_that_is_shown():
     rows = b.add(Reshape((1, -1)), b.relu(b.conv("images", 4)))
     b.add(LogSoftmax(1), b.add(Linear(), rows, b.constant((5, 256))))
     assert same_layers(b.graph(), "cpu") == 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_stand_in_for_a_gpu_runs_the_layers_that_are_shown(seed, monkeypatch):
+    fake_cuda.install(monkeypatch, tensor_cores=True, stores=True)
+    assert same_layers(network(seed, "float32")[0], "cuda")
 
 
 @pytest.mark.gpu
