@@ -164,7 +164,7 @@ def test_sums_are_modulo_2_to_the_32(rng, architecture):
 
 
 def test_random_networks_make_the_integers_of_the_cpu(architecture):
-    """What has a kernel on the CPU does not leave CUDA. With the first seeds a kernel or a placement was once wrong."""
+    """What has a kernel on the CPU does not leave CUDA. With the first seeds something was once wrong."""
     for seed in (5, 9, 36, 51, 74, *range(0 if architecture else 60)):
         generator = Generator(seed)
         proto = generator.network(1 + seed % 6)
