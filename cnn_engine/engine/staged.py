@@ -85,7 +85,7 @@ class _Way:
         """
         if self.engine is None:
             return {}
-        given = [np.ascontiguousarray(env[v.name]) for v in stage.graph.inputs]
+        given = [np.asarray(env[v.name], order="C") for v in stage.graph.inputs]  # a scalar stays one
         at = Evaluator(numbers)
         for value, array in zip(stage.graph.inputs, given, strict=True):
             shape = tuple(at(dim) if isinstance(dim, Dim) else dim for dim in value.shape)
@@ -352,7 +352,7 @@ def _on_host(stage: Stage, node: Node, env: Mapping[str, np.ndarray]) -> dict[st
         results = node.op.reference(*given)
     results = results if isinstance(results, tuple) else (results,)
     return {
-        name: np.ascontiguousarray(array, stage.of.graph.values[name].dtype)
+        name: np.asarray(array, stage.of.graph.values[name].dtype, order="C")
         for name, array in zip(node.outputs, results, strict=True)
     }
 
