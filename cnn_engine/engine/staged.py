@@ -85,7 +85,9 @@ class _Way:
         """
         if self.engine is None:
             return {}
-        given = [np.asarray(env[v.name], order="C") for v in stage.graph.inputs]  # a scalar stays one
+        given = [
+            np.asarray(env[v.name], order="C") for v in stage.graph.inputs
+        ]  # a scalar stays one
         at = Evaluator(numbers)
         for value, array in zip(stage.graph.inputs, given, strict=True):
             shape = tuple(at(dim) if isinstance(dim, Dim) else dim for dim in value.shape)

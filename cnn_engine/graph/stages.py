@@ -208,7 +208,11 @@ def cut(found: Found, made: Collection[str] = (), known: Collection[str] = ()) -
     # What was decided by how much a node makes is decided again, also where nothing reads that.
     deciding = frozenset().union(
         *(symbols_of(guard.terms) for guard in found.guards),
-        *(_symbols(item) for expressions, _ in found.computed.values() for item in expressions.flat),
+        *(
+            _symbols(item)
+            for expressions, _ in found.computed.values()
+            for item in expressions.flat
+        ),
         *found.decided_by.values(),
     ) - {*known}
     for node in graph.nodes:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from image_files import Image, bomb, picture, save
-from processes import gone
+from process_trees import gone
 
 from cnn_engine import InputError, UnsupportedError
 from cnn_engine.io import images

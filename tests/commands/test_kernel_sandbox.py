@@ -15,7 +15,7 @@ from pathlib import Path
 
 import hostile_kernels
 import pytest
-from processes import gone
+from process_trees import gone
 
 from cnn_engine import InputError
 from cnn_engine.io import sandbox

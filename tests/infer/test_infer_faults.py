@@ -19,7 +19,7 @@ import infer_inputs
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from processes import gone
+from process_trees import gone
 
 from cnn_engine import infer
 from cnn_engine.errors import InputError

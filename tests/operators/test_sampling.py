@@ -11,7 +11,7 @@ from test_kernel_rows import check, place, run  # noqa: F401
 from cnn_engine import Engine
 from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.errors import InputError
-from cnn_engine.graph.onnx import UnsupportedNodesError, load
+from cnn_engine.graph.onnx import load
 from cnn_engine.graph.reference import reference
 from cnn_engine.operators.operator import Value
 from cnn_engine.operators.overlap import Col2im, MaxUnpool
@@ -333,17 +333,3 @@ def test_unique_elements(rng, ordered, axis):
     graph = load(proto)
     for index, wanted in enumerate(onnxruntime_outputs(proto, {})):
         np.testing.assert_array_equal(graph.constants[f"y{index}"], wanted)
-
-
-@pytest.mark.parametrize("operator", ["NonZero", "Unique", "NonMaxSuppression", "Compress"])
-def test_sizes_that_elements_say_are_refused_by_name(rng, operator):
-    arrays = {
-        "NonMaxSuppression": [rng.random((1, 3, 4), np.float32), rng.random((1, 1, 3), np.float32)],
-        "Compress": [np.zeros(3, np.float32), np.ones(3, bool)],
-    }.get(operator, [np.zeros(3, np.float32)])
-    proto, _ = one_node(operator, arrays, 13)
-    name = "x1" if operator == "Compress" else "x0"
-    with pytest.raises(
-        UnsupportedNodesError, match=f"size of its output depends on the elements of '{name}'"
-    ):
-        load(proto)
