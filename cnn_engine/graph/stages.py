@@ -165,7 +165,7 @@ class _Cut:
         computed = self._found.computed.get(name)
         if computed is None:
             return self._levels.get(name, (0, 0))
-        level = self.moment(frozenset().union(*(_symbols(item) for item in computed[0].flat)))
+        level = self.moment(_symbols(tuple(computed[0].flat)))
         return level, level
 
     def _place(self, node: Node) -> None:
@@ -208,11 +208,7 @@ def cut(found: Found, made: Collection[str] = (), known: Collection[str] = ()) -
     # What was decided by how much a node makes is decided again, also where nothing reads that.
     deciding = frozenset().union(
         *(symbols_of(guard.terms) for guard in found.guards),
-        *(
-            _symbols(item)
-            for expressions, _ in found.computed.values()
-            for item in expressions.flat
-        ),
+        *(_symbols(tuple(expressions.flat)) for expressions, _ in found.computed.values()),
         *found.decided_by.values(),
     ) - {*known}
     for node in graph.nodes:
