@@ -89,14 +89,17 @@ def start(
 
 def end(process: subprocess.Popen) -> None:
     """Kills a program and all of its descendants, also those in another session; waits for it."""
-    # The launcher last: while it lives, what loses its parent stays below it.
+    # The launchers last: while they live, what loses its parent stays below them. They end by themselves
+    # where the command does, once nothing is left.
     killed: set[int] = set()
-    for _ in range(100):
+    deadline = monotonic() + END_S
+    while process.poll() is None and monotonic() < deadline:
         below = members(process)
-        if not below:
+        if not below and not killed:  # it has not begun
             break
         _kill(below)
         killed.update(below)
+        sleep(0.002)
     tree = _tree(process.pid)
     _kill(tree)
     with contextlib.suppress(OSError):

@@ -37,8 +37,8 @@ def main() -> None:
         resource.setrlimit(what, (most, most))
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     layers = ["limits"]
+    below_launchers(spec, layers)  # returns in the process that becomes the command
     if spec["filtered"]:
-        in_namespaces(spec, layers)  # returns in the process that becomes the command
         if "namespaces" not in layers:
             drop_capabilities()
         if landlock(spec["writable"]):
@@ -58,15 +58,16 @@ def end_with_parent() -> None:
     libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
-# ---- namespaces ----
+# ---- processes that wait, and namespaces ----
 
 
-def in_namespaces(spec: dict, layers: list[str]) -> None:
+def below_launchers(spec: dict, layers: list[str]) -> None:
     """Returns in a process of new user and PID namespaces; this one waits, and ends as that one does.
 
     Four processes: this one; a child in the new user namespace, which forks the PID namespace's first
     process; that one reaps, and when it ends the kernel kills all others; and the command. A first process
-    ignores signals such as SIGABRT, so it cannot be the command itself.
+    ignores signals such as SIGABRT, so it cannot be the command itself. Without namespaces the child is what
+    reaps, as a subreaper, and kills what the command left.
     """
     ready, mapped, status = os.pipe(), os.pipe(), os.pipe()
     child = os.fork()
@@ -79,7 +80,7 @@ def in_namespaces(spec: dict, layers: list[str]) -> None:
         _, found = os.waitpid(child, 0)
         end_as(struct.unpack("i", code)[0] if len(code) == 4 else found)
     flags = CLONE_NEWUSER | CLONE_NEWPID | (0 if spec["network"] else CLONE_NEWNET | CLONE_NEWIPC)
-    isolated = libc.unshare(flags) == 0
+    isolated = spec["filtered"] and libc.unshare(flags) == 0
     end_with_parent()  # after what changes credentials
     os.write(ready[1], b"1" if isolated else b"0")
     os.read(mapped[0], 1)
@@ -99,11 +100,26 @@ def in_namespaces(spec: dict, layers: list[str]) -> None:
         while True:
             pid, code = os.wait()
             if pid == command:
+                if not isolated:
+                    end_children()
                 os.write(status[1], struct.pack("i", code))
                 os._exit(1)
     end_with_parent()
     for descriptor in (*ready, *mapped, *status):
         os.close(descriptor)
+
+
+def end_children() -> None:
+    """Kills and reaps this process' children, and those that become its own by that."""
+    while True:
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                if int(file.read().rpartition(b")")[2].split()[1]) == os.getpid():
+                    os.kill(int(name), signal.SIGKILL)
+        try:
+            os.wait()
+        except ChildProcessError:
+            return
 
 
 def wait_only(spec: dict, *descriptors: int) -> None:

@@ -193,9 +193,8 @@ def test_time_and_output_are_limited_and_nothing_is_left():
     assert not children(marker)
 
 
-def test_without_layers_a_tree_ends_whole(monkeypatch):
-    """By looking for descendants, also of those that left the session and lost their parent."""
-    marker = f"cnn-engine-test-{os.getpid()}"
+def leaving(marker: str, end: str) -> list[str]:
+    """Returns a command that starts three processes which leave its session and lose their parents."""
     code = f"""
         import os, sys, time
         words = [sys.executable, "-c", "import time; time.sleep(600)", "{marker}"]
@@ -205,19 +204,37 @@ def test_without_layers_a_tree_ends_whole(monkeypatch):
                 if os.fork() == 0:
                     os.execv(words[0], words)
                 time.sleep(600)
-        time.sleep(600)
+        {end}
     """
-    words = [sys.executable, "-c", textwrap.dedent(code)]
+    return [sys.executable, "-c", textwrap.dedent(code)]
+
+
+@pytest.mark.parametrize("started", [1, 3], ids=["while it starts them", "all started"])
+def test_without_layers_a_tree_ends_whole(started):
+    """By looking for descendants, also of those that left the session and lost their parent."""
+    marker = f"cnn-engine-test-{os.getpid()}"
     with sandbox.guarded():
+        words = leaving(marker, "time.sleep(600)")
         process = sandbox.start(words, sandbox.Confinement(filtered=False))
         deadline = time.monotonic() + 30
-        while (
-            len(children(marker)) < 4 and time.monotonic() < deadline
-        ):  # the first has it in its code
-            time.sleep(0.05)
-        assert len(children(marker)) >= 4
+        while time.monotonic() < deadline:
+            if sum("time.sleep(600)\0" in found for found in children(marker)) >= started:
+                break
+            time.sleep(0.005)
+        else:
+            pytest.fail(f"{started} processes expected, found {children(marker)}")
         sandbox.end(process)
     assert not children(marker)
+
+
+def test_without_layers_a_command_that_ends_leaves_nothing():
+    marker = f"cnn-engine-test-{os.getpid()}"
+    with sandbox.guarded():
+        words = leaving(marker, "sys.exit(3)")
+        process = sandbox.start(words, sandbox.Confinement(filtered=False))
+        assert process.wait(60) == 3
+        assert not children(marker)
+        sandbox.end(process)
 
 
 def test_what_judges_is_out_of_reach_while_it_judges():
