@@ -202,7 +202,13 @@ def test_compiled_once(tmp_path, monkeypatch):
     (file,) = (tmp_path / "cache").iterdir()
     before = file.stat()
     assert cpp.compile(read) == first
+    other = tmp_path / "another student"
+    other.mkdir()
+    assert (
+        cpp.compile(source.read(written(other, "relu", "cpu", "// a remark\n{}".format))) == first
+    )
     assert file.stat().st_ino == before.st_ino
+    assert len(list((tmp_path / "cache").iterdir())) == 1
     changed = source.read(
         written(tmp_path, "relu", "cpu", lambda text: text.replace("0.0f : v", "0.5f : v"))
     )

@@ -104,8 +104,10 @@ def compile(source: Source, sanitize: bool = False, seconds: float = LIMIT_S) ->
         UnsupportedError: there is no compiler.
     """
     flags = [*FLAGS, *(SANITIZE if sanitize else ("-Wl,-z,defs",)), f"-I{INCLUDE}"]
-    # What is included counts too, so the key is of the preprocessed file.
-    whole = run_compiler([compiler(), *flags, "-E", str(source.path)], seconds)
+    # What is included counts too, so the key is of the preprocessed file. Names of files and numbers of
+    # lines (-P leaves them out) are in the reports of sanitizers alone.
+    preprocess = ["-E"] if sanitize else ["-E", "-P"]
+    whole = run_compiler([compiler(), *flags, *preprocess, str(source.path)], seconds)
     if whole.returncode:
         raise fault(source, whole.stderr)
     name = cache.key(_version(), CpuDevice().model, " ".join(flags), whole.stdout) + ".so"
