@@ -139,6 +139,17 @@ def whole_number(lowest: int, highest: int) -> Callable[[str], int]:
     return convert
 
 
+def number_of_images(text: str) -> int:
+    """Converts for argparse a number of images that may be as large as 1e18, such as ``1e9``."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = float("nan")
+    if not 1 <= number <= 1e18:
+        raise argparse.ArgumentTypeError(f"expected a number of images such as 1e9, found {text!r}")
+    return int(number)
+
+
 def batch_sizes(texts: list[str], option: str, most: int, largest: int) -> list[int]:
     """Returns the batch sizes that ranges and lists name, sorted, each once.
 

@@ -24,7 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the planner."""
     group = parser.add_argument_group("planner (nothing is run)")
     group.add_argument(
-        "--plan", type=_images, metavar="IMAGES",
+        "--plan", type=cli.number_of_images, metavar="IMAGES",
         help="print how many nodes and how long so many images take, such as 1e9, and what binds",
     )  # fmt: skip
     group.add_argument(
@@ -42,16 +42,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--image-bytes", type=cli.number(0, 10**12), metavar="BYTES",
         help="of input an image (default: as in the report)",
     )  # fmt: skip
-
-
-def _images(text: str) -> int:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 1 <= number <= 1e18:
-        raise argparse.ArgumentTypeError(f"expected a number of images such as 1e9, found {text!r}")
-    return int(number)
 
 
 def main(options: argparse.Namespace) -> int:

@@ -257,13 +257,15 @@ class Prediction:
 
 
 def predict(
-    output: Path, wanted: list[str] | None, modes: list[Mode], batches: list[int]
-) -> list[Prediction]:
+    output: Path, wanted: list[str] | None, modes: list[Mode], batches: list[int],
+    option: str = "--predict",
+) -> list[Prediction]:  # fmt: skip
     """Reads the regressions under ``output`` and predicts ``batches``.
 
     Args:
         wanted: folders of networks; None: all.
         modes: of the files to read; of several, those that exist.
+        option: that messages name.
 
     Raises:
         InputError: there is no such regression, it is malformed, or its time would not be above zero.
@@ -278,14 +280,14 @@ def predict(
     if missing := (set(wanted or ()) - seen or ({"<network>"} if not paths else set())):
         names = " or ".join(f"{REGRESSION}{mode.suffix}.json" for mode in modes)
         raise InputError(
-            f"--predict: expected {output / '<gpu>' / min(missing) / names}, found none; measure first "
+            f"{option}: expected {output / '<gpu>' / min(missing) / names}, found none; measure first "
             "with --batch, or use --organize, or name another mode with --direction, --memory and --dtype"
         )
     paths.sort(key=lambda item: item[1].parent)
-    return [each for mode, path in paths for each in _predict(path, mode, batches)]
+    return [each for mode, path in paths for each in _predict(path, mode, batches, option)]
 
 
-def _predict(path: Path, mode: Mode, batches: list[int]) -> list[Prediction]:
+def _predict(path: Path, mode: Mode, batches: list[int], option: str) -> list[Prediction]:
     document = files.read_document(path, "a regression")
     pieces = document.get("pieces")
     keys = ("from_batch", "to_batch", "intercept_s", "slope_s_per_image")
@@ -302,7 +304,7 @@ def _predict(path: Path, mode: Mode, batches: list[int]) -> list[Prediction]:
         measured = (pieces[0]["from_batch"], pieces[-1]["to_batch"])
         if not seconds > 0:
             raise InputError(
-                f"--predict: expected a batch size near those measured ({measured[0]} to {measured[1]}), "
+                f"{option}: expected a batch size near those measured ({measured[0]} to {measured[1]}), "
                 f"found {batch}, for which {path} gives no time above 0"
             )
         predictions.append(

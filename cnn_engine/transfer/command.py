@@ -12,7 +12,7 @@ from .. import cli, devices, workload
 from ..errors import CnnEngineError, DeviceError, InputError, UnsupportedError, expected
 from ..io.progress import Progress
 from ..measure import environment
-from . import analysis, files, plot, regression, subjects, text
+from . import analysis, files, overlap, plot, regression, subjects, text
 from .analysis import Analysis
 from .files import RawNetwork
 from .measure import (
@@ -113,6 +113,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--quiet", action="store_true", help="print nothing but the seconds of --predict"
     )
+    overlap.add_options(p)
     return p
 
 
@@ -129,12 +130,17 @@ def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     models = _models(options)
     dtype = _dtype(options, models)
+    if options.plan is not None or options.check_infer is not None:
+        return overlap.main(options, _named(options) + models + _shapes(options), dtype)
+    for name in ("json", "compute", "compute_from", "bandwidth", "buffers"):
+        if getattr(options, name) is not None:
+            raise expected(f"--{name.replace('_', '-')}", "--plan beside it", "none")
     modes = _modes(options, dtype)
     asked = _sizes(options.predict, "--predict") if options.predict else None
     output = Path(options.output)
     names = [subjects.path_safe(name) for name in options.network]
     names += [subject.folder for subject in models]
-    names += [subjects.from_shape(shape).folder for shape in options.shape]
+    names += [subject.folder for subject in _shapes(options)]
     code = cli.DONE
     if options.organize is not None:
         if options.batch:
@@ -179,6 +185,14 @@ def _models(options: argparse.Namespace) -> list[Subject]:
     return [subjects.of_model(path, **given) for path in options.model]
 
 
+def _named(options: argparse.Namespace) -> list[Subject]:
+    return [subjects.find(name) for name in options.network]
+
+
+def _shapes(options: argparse.Namespace) -> list[Subject]:
+    return [subjects.from_shape(shape) for shape in options.shape]
+
+
 def _dtype(options: argparse.Namespace, models: list[Subject]) -> str:
     """Returns the type of all images that are moved."""
     found = {subject.dtype for subject in models}
@@ -197,7 +211,7 @@ def _measure(
 ) -> int:
     names = options.network or ([] if options.shape or models else workload.names())
     wanted = [*map(subjects.find, names), *models]
-    wanted += [subjects.from_shape(shape) for shape in options.shape]
+    wanted += _shapes(options)
     wanted = subjects.distinct(wanted)
     batches = _sizes(options.batch or [DEFAULT_BATCHES], "--batch")
     regression.check_available()

@@ -76,6 +76,7 @@ class Subject:
         dtype: that the images have unless said.
         make_weights: returns arrays of these parameters.
         is_bytes: whether the shape counts bytes, which have no other type.
+        output_bytes: of all outputs for one image; None where they are not known.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Subject:
         default=None, compare=False, repr=False
     )
     is_bytes: bool = False
+    output_bytes: int | None = None
 
     def image_bytes(self, dtype: str) -> int:
         """Bytes of one image."""
@@ -120,8 +122,9 @@ def find(name: str) -> Subject:
         return from_shape(name.replace("x", ","))
     network = workload.get(name).network
     return Subject(
-        network.name, network.input_shape, network.parameters, make_weights=network.random_weights
-    )
+        network.name, network.input_shape, network.parameters, make_weights=network.random_weights,
+        output_bytes=4 * network.classes,
+    )  # fmt: skip
 
 
 def of_model(path: str, **given: Any) -> Subject:
@@ -149,13 +152,14 @@ def of_model(path: str, **given: Any) -> Subject:
         raise UnsupportedError(f"{path}: expected {wanted}, found {found}")
     weights = {n: a for n, a in network.base.constants.items() if a.dtype == np.float32}
     shape, dtype = network.input_shape, form.inputs[0].dtype
+    out = sum(value.nbytes for value in form.outputs) // form.batch if form.in_parts else None
     if not form.is_of_images or dtype not in DTYPES:
         batch = form.batch if form.rows else 1
         moved = [v for v in form.inputs if v.name in form.rows] or form.inputs
         shape, dtype = (1, 1, max(sum(v.nbytes for v in moved) // batch, 1)), "uint8"
     return Subject(
         network.name, shape, {name: array.shape for name, array in weights.items()},
-        dtype, lambda: weights, dtype == "uint8" and not form.is_of_images,
+        dtype, lambda: weights, dtype == "uint8" and not form.is_of_images, out,
     )  # fmt: skip
 
 
