@@ -139,7 +139,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--copy-latency", type=cli.number(0, 60), default=None, metavar="S",
-        help="with --bandwidth, seconds that each copy takes beside its bytes (default: none)",
+        help="with --bandwidth, seconds that each copy takes even without bytes (default: none)",
     )  # fmt: skip
     group.add_argument(
         "--output-bytes", type=cli.whole_number(0, 10**12), metavar="BYTES",
@@ -173,7 +173,7 @@ def main(options: argparse.Namespace, subjects: list[Subject], dtype: str) -> in
 
 def _planned(options: argparse.Namespace, subjects: list[Subject], dtype: str) -> dict[str, Any]:
     if len(subjects) != 1:
-        wanted = "one --network, --model or --shape beside it"
+        wanted = "one --network, --model or --shape with it"
         raise expected("--plan", wanted, str(len(subjects)))
     (subject,) = subjects
     given = subject.output_bytes if options.output_bytes is None else options.output_bytes
@@ -218,7 +218,7 @@ def _copies(
         text = " and ".join(f"{rate / 1e9:g} GB/s" for rate in rates)
         return tuple(given), f"given: {text}, latency {units.seconds(latency)}"
     if options.copy_latency is not None:
-        raise expected("--copy-latency", "--bandwidth beside it", "none")
+        raise expected("--copy-latency", "--bandwidth with it", "none")
     if options.memory == "both":
         raise expected("--memory", "pageable or pinned with --plan", "both")
     memory = options.memory or "pinned"
@@ -258,7 +258,7 @@ def _compute(options: argparse.Namespace, subject: Subject) -> tuple[Times, str]
     """Returns the seconds of kernels for a batch, and where they are from."""
     if (options.compute is None) == (options.compute_from is None):
         found = "neither" if options.compute is None else "both"
-        raise expected("--plan", "--compute or --compute-from beside it", found)
+        raise expected("--plan", "--compute or --compute-from with it", found)
     if options.compute is not None:
         per_image = options.compute
         return lambda batch: batch * per_image, f"given: {units.seconds(per_image)} per image"
@@ -299,10 +299,10 @@ def _pass_of(path: str, name: str) -> tuple[int, float]:
 
 
 def of_infer(path: str) -> dict[str, Any]:
-    """Returns the rate that a run of ``infer`` should reach by its stages alone, beside what it reached.
+    """Returns the predicted and the measured rate of a run of ``infer``.
 
-    Stages of one batch overlap as :func:`period` says, with a thread a stage. Where they run on the same
-    cores, their CPU time is a bound too.
+    Each stage has threads of its own, so the slowest one alone sets the rate; where stages share cores, their
+    CPU time together may be slower.
 
     Raises:
         InputError: the file is no such report, or no stage was measured alone.
