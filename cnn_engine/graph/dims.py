@@ -78,11 +78,21 @@ class Sizes:
         return replace(self, symbolic=True)
 
     def resolve(self, shape: Iterable[Dim | int]) -> tuple[Dim | int, ...]:
-        """Returns a shape in numbers, or as it is where these sizes are symbolic."""
-        if self.symbolic:
-            return tuple(shape)
+        """Returns a shape in numbers; where these sizes are symbolic, only symbols that are 0 become so."""
         numbers = dict(self.numbers)
+        if self.symbolic:
+            return tuple(
+                0 if isinstance(d, Dim) and numbers.get(d.own_symbol) == 0 else d for d in shape
+            )
         return tuple(dim.at(numbers) if isinstance(dim, Dim) else dim for dim in shape)
+
+    def zero_guards(self) -> tuple[Guard, ...]:
+        """Returns guards of which inputs' dimensions are 0: graphs with symbols are made for 1 or more."""
+        return tuple(
+            Guard("equal", Dim.symbol(symbol).terms, number == 0)
+            for symbol, number in self.numbers
+            if lowest(symbol) == 1
+        )
 
     def __str__(self) -> str:
         return ", ".join(f"{symbol} {number}" for symbol, number in self.numbers)

@@ -397,3 +397,43 @@ def test_how_many_there_are_is_found_where_no_node_reads_what_was_found(casts):
             x[:zeros] = 0
             (found,) = engine.run({"x": x}).values()
             assert found == 66 - zeros + casts
+
+
+def test_inputs_of_no_elements():
+    """Which dimensions of x are 0, and the sum of its elements that are not: found beside one another."""
+    proto = model(
+        [
+            node("Shape", ["x"], ["shape"]), node("Less", ["shape", "one"], ["none"]),
+            node("Compress", ["shape", "none"], ["zeros"], axis=0), node("NonZero", ["x"], ["at"]),
+            node("Transpose", ["at"], ["rows"]), node("GatherND", ["x", "rows"], ["v"]),
+            node("ReduceSum", ["v"], ["sum"], keepdims=0),
+        ],
+        [tensor("x", ["a", "b"])], [integers("zeros", [None]), tensor("sum", [])],
+        {"one": np.int64(1)}, opset=18,
+    )  # fmt: skip
+    engine = Engine(proto, device="cpu")
+    for shape in ((2, 3), (0, 3), (2, 0), (0, 0), (1, 4)):
+        found = engine.run({"x": np.full(shape, 2, np.float32)})
+        assert found["zeros"].tolist() == [0] * shape.count(0)
+        assert found["sum"] == 2 * np.prod(shape)
+
+
+def test_what_no_iteration_stacks():
+    """As many dimensions as the body states: those that it leaves open are 0, as in ONNX Runtime."""
+    body = helper.make_graph(
+        [node("Identity", ["on"], ["still"]), node("Identity", ["x"], ["step"])],
+        "body", [integers("i", []), tensor("on", [], TensorProto.BOOL)],
+        [tensor("still", [], TensorProto.BOOL), tensor("step", [None, 2])],
+    )  # fmt: skip
+    proto = model(
+        [
+            node("ReduceSum", ["times"], ["count"], keepdims=0),
+            node("Loop", ["count", ""], ["all"], body=body),
+        ],
+        [tensor("x", ["a", 2]), integers("times", ["n"])], [tensor("all", None)], opset=18,
+    )  # fmt: skip
+    engine, x = Engine(proto, device="cpu"), floats(3, 2)
+    for times, shape in (([0, 0], (0, 0, 2)), ([2, 1], (3, 3, 2)), ([0], (0, 0, 2))):
+        given = {"x": x, "times": np.int64(times)}
+        assert engine.run(given)["all"].shape == shape
+        assert onnxruntime_outputs(proto, given)[0].shape == shape

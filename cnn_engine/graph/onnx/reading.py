@@ -320,7 +320,8 @@ class _Reader:
         sizes = sizes.updated(known)
         _, (variant,) = self._possible(sizes, finds=True, fixed=frozenset(known))
         at = partial(_found_at, self, sizes)
-        return replace(variant.graph.found, guards=variant.guards, at=at)
+        guards = (*sizes.zero_guards(), *variant.guards)
+        return replace(variant.graph.found, guards=guards, at=at)
 
     def _possible(
         self, sizes: Sizes, finds: bool = False, fixed: frozenset[str] = frozenset()

@@ -67,11 +67,14 @@ class _Body:
         return self.call.inline(self.proto, known, f"{self.count}/")
 
     def empty(self, output: int, axis: int = 0) -> np.ndarray:
-        """Returns what no iteration at all stacks of an output: nothing, as the file states its shape."""
+        """Returns what no iteration at all stacks of an output: nothing, in the shape that the file states.
+
+        A dimension that the file leaves open is 0, as in ONNX Runtime.
+        """
         kind = self.proto.output[output].type.tensor_type
-        dims = [d.dim_value for d in kind.shape.dim]
-        if not kind.HasField("shape") or not all(d.HasField("dim_value") for d in kind.shape.dim):
-            raise Refusal("body", "a loop without iterations needs shapes of its outputs")
+        if not kind.HasField("shape"):
+            raise Refusal("body", "a loop without iterations needs the ranks of its outputs")
+        dims = [max(d.dim_value, 0) for d in kind.shape.dim]
         dims.insert(axis_in(axis, len(dims) + 1), 0)
         return np.zeros(dims, protobuf.dtype_name(kind.elem_type))
 
