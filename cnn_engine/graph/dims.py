@@ -158,6 +158,9 @@ class Evaluator:
     def __call__(self, dim: Dim) -> int:
         return self.value(dim.terms)
 
+    def __contains__(self, symbol: str) -> bool:
+        return symbol in self._numbers
+
     def set_default(self, symbol: str, number: int) -> None:
         """Gives a symbol its number where it has none."""
         self._numbers.setdefault(symbol, number)
@@ -591,6 +594,11 @@ def find(symbol: str, number: int) -> Dim:
     recorder.at.set_default(symbol, number)
     recorder.found.add(symbol)
     return Dim.symbol(symbol)
+
+
+def has_number(symbol: str) -> bool:
+    """Whether a symbol has a number in the block of :func:`recorded`, if there is one."""
+    return bool(_recorders.all) and symbol in _recorders.all[-1].at
 
 
 def example_numbers() -> dict[str, int]:

@@ -12,7 +12,7 @@ from onnx_models import model, onnxruntime_outputs, tensor
 from cnn_engine import Engine
 from cnn_engine.engine.staged import StagedEngine
 from cnn_engine.errors import CnnEngineError, InputError, UnsupportedError
-from cnn_engine.graph.onnx import reading
+from cnn_engine.graph.onnx import importer, reading
 from cnn_engine.workload import Samples
 
 node = helper.make_node
@@ -437,3 +437,50 @@ def test_what_no_iteration_stacks():
         given = {"x": x, "times": np.int64(times)}
         assert engine.run(given)["all"].shape == shape
         assert onnxruntime_outputs(proto, given)[0].shape == shape
+
+
+def doubled_until():
+    """x doubled until its sum is no less than a limit, what x was joined to, and every step."""
+    body = helper.make_graph(
+        [
+            node("Add", ["state", "state"], ["next"]), node("ReduceSum", ["next"], ["sum"], keepdims=0),
+            node("Less", ["sum", "limit"], ["more"]), node("Concat", ["grown", "next"], ["longer"], axis=0),
+        ],
+        "body",
+        [
+            integers("i", []), tensor("on", [], TensorProto.BOOL), tensor("state", [2]),
+            tensor("grown", [None]),
+        ],
+        [
+            tensor("more", [], TensorProto.BOOL), tensor("next", [2]), tensor("longer", [None]),
+            tensor("next", [2]),
+        ],
+    )  # fmt: skip
+    return model(
+        [node("Loop", ["", "start", "x", "x"], ["y", "joined", "all"], body=body)],
+        [tensor("x", [2]), tensor("limit", [])],
+        [tensor("y", [2]), tensor("joined", [None]), tensor("all", [None, 2])],
+        {"start": np.array(True)}, opset=18,
+    )  # fmt: skip
+
+
+def test_loop_ends_by_what_it_computes(monkeypatch):
+    """As often as ONNX Runtime runs it; the file is read a few times for many iterations."""
+    proto, reads, read = doubled_until(), [], reading._found_at
+    monkeypatch.setattr(reading, "_found_at", lambda *given: reads.append(0) or read(*given))
+    engine, x = Engine(proto, device="cpu", threads=1), np.ones(2, np.float32)
+    for limit, times in ((0, 1), (8, 2), (2**20, 19), (7, 2), (2**40, 39)):
+        given = {"x": x, "limit": np.array(limit, np.float32)}
+        found, wanted = engine.run(given), onnxruntime_outputs(proto, given)
+        assert found["all"].shape == (times, 2)
+        for array, exact in zip(found.values(), wanted, strict=True):
+            np.testing.assert_array_equal(array, exact)
+    assert 0 < len(reads) < 16
+    assert engine.check(Samples({"x": x, "limit": np.array(2**20, np.float32)}, 1)).passed
+
+
+def test_loop_that_does_not_end_is_refused(monkeypatch):
+    monkeypatch.setattr(importer, "MOST_WRITTEN_OUT", 100)
+    engine = Engine(doubled_until(), device="cpu")
+    with pytest.raises(UnsupportedError, match=r"Loop 'Loop_0': .* loops of up to 100 nodes"):
+        engine.run({"x": np.zeros(2, np.float32), "limit": np.array(1, np.float32)})

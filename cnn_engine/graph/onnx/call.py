@@ -11,7 +11,7 @@ import numpy as np
 from ...errors import InputError
 from ...operators import KINDS
 from ...operators.operator import Operator, Value
-from ..dims import Dim, found_dimension
+from ..dims import Dim, found_dimension, found_element, has_number
 from . import model as protobuf
 from .converters import CONVERTERS
 from .input_dims import EXAMPLE
@@ -170,6 +170,10 @@ class Call:
         """Whether a tensor is known while loading."""
         return name in self._importer.constants
 
+    def was_found(self, name: str) -> bool:
+        """Whether a tensor of one element was found while the graph ran, so that no example is needed."""
+        return has_number(found_element(name, 0))
+
     def constant(self, index: int, what: str | None, why: str = "") -> np.ndarray:
         """Returns input ``index``, which must be known while loading.
 
@@ -182,15 +186,20 @@ class Call:
         """
         return self.constant_of(self.input(index), what, why)
 
-    def constant_of(self, name: str, what: str | None, why: str = "") -> np.ndarray:
+    def constant_of(
+        self, name: str, what: str | None, why: str = "", example: float = 1
+    ) -> np.ndarray:
         """Returns a tensor by name, which must be known while loading: see :meth:`constant`.
 
         A tensor that is found while the graph runs has the numbers of an example, for which alone the graph
         is right then.
+
+        Args:
+            example: each element of it, where nothing says another.
         """
         found = self._importer.constants.get(name)
         if found is None:
-            found = self._importer.found_array(name)
+            found = self._importer.found_array(name, example)
         if found is None:
             inputs = sorted(self._importer.sources.get(name, ()))
             reason = f"expected a constant, found {name!r}, which depends on the graph's inputs"

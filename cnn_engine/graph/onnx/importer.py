@@ -116,10 +116,13 @@ class Importer:
             and value.size <= MOST_ELEMENTS
         )
 
-    def elements(self, name: str, dtypes: Sequence[str]) -> np.ndarray | None:
+    def elements(self, name: str, dtypes: Sequence[str], example: float = 1) -> np.ndarray | None:
         """Returns a tensor's elements: numbers, expressions of dimensions, and symbols of elements to read.
 
         None: the tensor is too large, or of another type.
+
+        Args:
+            example: each of those to read, where nothing says another.
         """
         if name in self.constants:
             return self.constants.known(name)
@@ -136,15 +139,15 @@ class Importer:
                 if folded is not None:
                     return folded[node.outputs.index(name)]
         found = np.empty(value.shape, object)
-        example = int(np.ones((), value.dtype).view(f"u{np.dtype(value.dtype).itemsize}"))
+        bits = int(np.array(example, value.dtype).view(f"u{np.dtype(value.dtype).itemsize}"))
         for index in range(found.size):
-            found.flat[index] = self.found(found_element(name, index), example)
+            found.flat[index] = self.found(found_element(name, index), bits)
         self.read[name] = found
         return found
 
-    def found_array(self, name: str) -> np.ndarray | None:
+    def found_array(self, name: str, example: float = 1) -> np.ndarray | None:
         """Returns a tensor that is found while the graph runs in the numbers of the example, or None."""
-        found = self.elements(name, READ)
+        found = self.elements(name, READ, example)
         if found is None:
             return None
         value = self.values[name]
