@@ -34,6 +34,11 @@ MOST_MIB, MOST_CUDA_MIB = 10, 60
 
 def main() -> int:
     options = parser().parse_args()
+    for python in options.python or ():
+        if version_of(python) not in PYTHONS:
+            return fail(
+                f"--python: expected a CPython {', '.join(PYTHONS)} that runs, found {python}"
+            )
     output = Path(options.output).resolve()
     output.mkdir(parents=True, exist_ok=True)
     if options.by == "cibuildwheel" or (options.by == "auto" and not options.cuda and has_docker()):

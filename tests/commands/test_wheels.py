@@ -33,6 +33,19 @@ def test_interpreters_that_do_not_run_hide_no_other(tmp_path, monkeypatch):
     assert wheels.found_pythons() == [str(runs)]
 
 
+def test_an_interpreter_that_does_not_run_is_refused_before_anything_is_built(
+    tmp_path, monkeypatch, capsys
+):
+    path = str(tmp_path / "python3.11")
+    output = str(tmp_path / "dist")
+    monkeypatch.setattr(sys, "argv", ["wheels.py", "--python", path, "--output", output])
+    assert wheels.main() == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: --python: expected a CPython 3.10, ")
+    assert error.endswith(f"that runs, found {path}\n")
+    assert not (tmp_path / "dist").exists()
+
+
 @pytest.mark.parametrize(
     ("platform", "machine", "runs"),
     [
