@@ -377,10 +377,10 @@ def _metadata(
         names = Classes.read(options.classes, outputs).names
     elif names is not None and len(names) != outputs:
         names = None
-    images = "not said how images are prepared (--preprocess says it)"
+    images = "no preprocessing (--preprocess sets it)"
     if preprocess is not None:
         images = f"images are prepared by {preprocess}"
-    classes = "no names of classes (--classes gives them)"
+    classes = "no class names (--classes sets them)"
     if names is not None:
         classes = f"names of {len(names):,} classes"
     return model_metadata.entries(preprocess, names), f"{images}; {classes}"

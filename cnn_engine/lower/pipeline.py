@@ -318,14 +318,16 @@ SIMPLIFY = Repeated(
 #: Layers of a quantized network, on every device. Variants that are named run the convolutions of floats.
 LOWER_QDQ = (
     Pass("lower_qdq", _lower_qdq, "quantized layers compute with integers", _layers),
-    _pass(passes.fold_dequantized, "layers of floats read weights of floats"),
+    _pass(
+        passes.fold_dequantized, "dequantized weights of float layers are computed while loading"
+    ),
 )
 
 #: A convolution's epilogue, on every device.
 FUSE = Repeated(
     (
-        _pass(passes.fuse_residuals, "a residual is added to the sum while it is stored"),
-        _pass(passes.fuse_activations, "a function is applied to the sum while it is stored"),
+        _pass(passes.fuse_residuals, "a residual is added in the epilogue"),
+        _pass(passes.fuse_activations, "an activation runs in the epilogue"),
     ),
     _layers,
 )
@@ -333,13 +335,13 @@ FUSE = Repeated(
 LAY_OUT_ON_CPU = Repeated(
     (
         _pass(passes.channels_last, "the fastest convolutions read images [N, H, W, C]"),
-        _pass(passes.convolve_matmuls, "products over channels are 1x1 convolutions"),
-        _pass(passes.convolve_rows, "products of rows are 1x1 convolutions with epilogues"),
+        _pass(passes.convolve_matmuls, "matrix products over channels are 1x1 convolutions"),
+        _pass(passes.convolve_rows, "matrix products of rows are 1x1 convolutions with epilogues"),
         _pass(passes.fold_constants_after, "constants of channels go into the weights"),
-        _pass(passes.fuse_residuals, "a residual is added to the sum while it is stored"),
+        _pass(passes.fuse_residuals, "a residual is added in the epilogue"),
         _pass(passes.pool_before_convolutions, "a 1x1 convolution of fewer pixels does less"),
-        _pass(passes.fuse_prologues, "a scale and a relu are applied as the convolution reads"),
-        _pass(passes.fuse_activations, "a function is applied to the sum while it is stored"),
+        _pass(passes.fuse_prologues, "a scale and a relu run in the convolution's prologue"),
+        _pass(passes.fuse_activations, "an activation runs in the epilogue"),
         _pass(passes.nest_concatenations, "a longer concatenation holds the shorter one"),
         _pass(passes.compose_transposes, "one transpose does what several did"),
     ),
@@ -353,21 +355,22 @@ LAY_OUT_ON_CUDA = Repeated(
             passes.channels_last, "the fastest convolutions read images [N, H, W, C]", shuffles=True
         ),
         _pass(passes.order_weights, "linear layers read [N, H, W, C] as it lies"),
-        _pass(passes.convolve_matmuls, "products over channels are 1x1 convolutions"),
+        _pass(passes.convolve_matmuls, "matrix products over channels are 1x1 convolutions"),
         _pass(passes.fold_constants_after, "constants of channels go into the weights"),
-        _pass(passes.fuse_residuals, "a residual is added to the sum while it is stored"),
+        _pass(passes.fuse_residuals, "a residual is added in the epilogue"),
         # Before pools swap with convolutions that have nothing before them: a norm and a relu by
         # themselves cost more than the pixels that are pooled afterwards.
         Pass(
-            "fuse_prologues", _fuse_prologues, "a scale and a relu are applied as the convolution reads"
+            "fuse_prologues", _fuse_prologues, "a scale and a relu run in the convolution's prologue"
         ),
         _pass(passes.pool_before_convolutions, "a 1x1 convolution of fewer pixels does less"),
         _pass(
-            passes.fuse_activations, "a function is applied to the sum while it is stored",
+            passes.fuse_activations, "an activation runs in the epilogue",
             functions=EPILOGUES_ON_CUDA,
         ),
         _fusing_all(
-            "the three nodes of a gate cost their launches", lambda setting: True, SQUEEZE_EXCITE
+            "one launch runs the three nodes of a squeeze-and-excite gate", lambda setting: True,
+            SQUEEZE_EXCITE,
         ),
         _pass(passes.nest_concatenations, "a longer concatenation holds the shorter one"),
     ),
@@ -376,7 +379,7 @@ LAY_OUT_ON_CUDA = Repeated(
 
 #: GPUs whose kernels of floats read [N, C, H, W].
 LAY_OUT_INTEGERS = _pass(
-    passes.channels_last, "kernels of integers read images [N, H, W, C]",
+    passes.channels_last, "integer kernels read images [N, H, W, C]",
     lambda setting: setting.on_cuda and _layers(setting) and not setting.channels_last, integers=True,
 )  # fmt: skip
 
@@ -390,11 +393,11 @@ PIPELINE: tuple[Pass | Repeated, ...] = (
         lambda setting: setting.fuse_network is not None,
     ),
     _pass(
-        passes.fuse_linear_activations, "a function is applied to a linear layer's sum",
+        passes.fuse_linear_activations, "an activation runs in a linear layer's epilogue",
         lambda setting: setting.rows_follow,
     ),
     Pass(
-        "set_compute_dtype", _round_rows, "tensor cores multiply fewer bits",
+        "set_compute_dtype", _round_rows, "tensor cores multiply in the compute dtype",
         lambda setting: setting.rows_follow,
     ),
     _fusing(
@@ -404,13 +407,13 @@ PIPELINE: tuple[Pass | Repeated, ...] = (
     # Where each layer is a kernel's.
     FUSE,
     _pass(
-        passes.lower_convolutions, "the CPU's kernels know convolutions of images", _images("cpu")
+        passes.lower_convolutions, "the CPU's kernels take 2-D convolutions", _images("cpu")
     ),
     _pass(
-        passes.convolve_phases, "tensor cores run convolutions, and none that are transposed",
+        passes.convolve_phases, "tensor cores run convolutions, but not transposed ones",
         _on_tensor_cores, most=MOST_ON_CUDA, least_flops=LEAST_FLOPS_ON_CUDA,
     ),
-    Pass("regroup", _regroup, "tensor cores multiply whole tiles", _on_tensor_cores),
+    Pass("regroup", _regroup, "groups fill the tiles of tensor cores", _on_tensor_cores),
     LAY_OUT_ON_CPU,
     LAY_OUT_ON_CUDA,
     LAY_OUT_INTEGERS,
@@ -418,26 +421,27 @@ PIPELINE: tuple[Pass | Repeated, ...] = (
         passes.reshape_ones, "a transpose that moves dimensions of 1 moves nothing", _images("cuda")
     ),
     _pass(
-        passes.share_constants, "equal weights lie in memory once",
+        passes.share_constants, "equal weights are stored once",
         lambda setting: setting.channels_last,
     ),
     _pass(passes.mark_stem, "the CPU's kernels sum the first layers in another order", _images("cpu")),
     Pass(
-        "set_compute_dtype", _set_compute_dtype, "kernels multiply fewer bits", _rounds, by_size=True
+        "set_compute_dtype", _set_compute_dtype, "kernels multiply in the compute dtype", _rounds,
+        by_size=True,
     ),
     _fusing_all(
-        "the wide image between both stays in a core's caches", _expands_on_cpu, EXPAND_DEPTHWISE_MEAN
+        "the expanded activations stay in a core's caches", _expands_on_cpu, EXPAND_DEPTHWISE_MEAN
     ),
     Pass(
-        "store_rounded", _store_rounded, "what kernels round lies in memory in 16 bits",
+        "store_rounded", _store_rounded, "activations are stored in 16 bits",
         _images_in_16_bits,
     ),
-    _fusing("two convolutions that are added are one sum", _images("cuda"), CONV2D_SUM),
+    _fusing("two added convolutions share their accumulators", _images("cuda"), CONV2D_SUM),
     _asking(passes.fuse_conv_pairs, "two small convolutions fill a GPU", _images("cuda")),
     _fusing("a mean and a linear layer are one kernel", _images("cuda"), MEAN_LINEAR),
     _fusing("a convolution normalises what it makes", _images("cuda"), DEPTHWISE_NORM),
     _fusing("one kernel runs an inverted residual block", _images_in_16_bits, INVERTED_RESIDUAL),
-    _fusing("the wide image between both stays in shared memory", _images_in_16_bits, EXPAND_DEPTHWISE),
+    _fusing("the expanded activations stay in shared memory", _images_in_16_bits, EXPAND_DEPTHWISE),
     Pass(
         "fuse_squeeze_excite",
         lambda graph, setting: passes.fuse_squeeze_excite(graph, partial(box_of_means, setting.device)),

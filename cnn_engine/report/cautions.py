@@ -15,18 +15,18 @@ def of_dependence(found: Estimate, what: str, enough: int = statistics.ENOUGH) -
     Args:
         found: the estimate that has the interval.
         what: its samples are, such as ``passes``.
-        enough: samples that show whether they depend on each other.
+        enough: samples that show their correlation.
     """
     count, independent = found.samples, found.independent
     if statistics.FEWEST <= count < enough:
         return (
-            f"{count} {what} do not show whether they depend on each other: intervals, and what is judged by "
-            f"them, hold only if they do not; {enough} and more show it"
+            f"{count} {what} are too few to estimate their correlation: intervals and verdicts assume "
+            f"independent {what}; measure at least {enough}"
         )
     if count >= statistics.DEPENDENT * independent and 0 < independent < statistics.ENOUGH:
         return (
-            f"{units.count(count)} {what} depend on each other and know as much as "
-            f"{units.number(independent)} that do not: intervals may be too narrow; more {what} tell more"
+            f"{units.count(count)} {what} are correlated and count as {units.number(independent)} "
+            f"independent ones: intervals may be too narrow; measure more {what}"
         )
     return ""
 

@@ -33,15 +33,15 @@ def summary(found: Inspection) -> list[tuple[str, str]]:
     taken = len(found.given.nodes) - len(graph.nodes)
     return [
         *rows,
-        ("nodes", f"{len(graph.nodes)}, after rewrites took {taken} of {len(found.given.nodes)}"),
+        ("nodes", f"{len(graph.nodes)}: rewrites removed {taken} of {len(found.given.nodes)}"),
         *((f"layers on {facts.name}", str(len(facts.running))) for facts in found.on.values()),
         ("parameters", f"{units.count(found.parameters)}, {units.size(found.parameter_bytes)}"),
-        ("FLOPs per pass", f"{units.number(found.flops / 1e9)} G (two a multiply-add)"),
-        ("bytes per pass", f"{units.size(found.bytes)}, every tensor of every node once"),
+        ("FLOPs per pass", f"{units.number(found.flops / 1e9)} G (two per multiply-add)"),
+        ("bytes per pass", f"{units.size(found.bytes)}, each tensor of each node counted once"),
         (
             "peak memory",
-            f"{units.size(found.peak_bytes)} of activations on the CPU, of which "
-            f"{units.size(found.alive_bytes)} are alive at once",
+            f"{units.size(found.peak_bytes)} of activations on the CPU, "
+            f"{units.size(found.alive_bytes)} of them alive at once",
         ),
     ]
 

@@ -271,7 +271,7 @@ def test_the_file_says_how_images_are_prepared(models, tmp_path, capsys):
         "torchscript",
     ]
     assert export.main(words) == 0
-    assert "metadata: not said how images are prepared" in capsys.readouterr().out
+    assert "metadata: no preprocessing" in capsys.readouterr().out
     assert load(path).metadata == {}
     more = ["--preprocess", "resize=8x9,mean=0.5,std=0.25", "--classes", str(names)]
     assert export.main([*words, *more[:2]]) == 2  # one mean for three channels

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
+
+from cnn_engine.lower.pipeline import PIPELINE
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -81,3 +84,12 @@ def test_pages_of_every_kind_are_read():
     assert not any("/notes/" in name for name in names)
     text = "".join(path.read_text("utf-8") for path in documented.documents())
     assert len([need for _, need in documented.commands(text) if not need]) > 30
+
+
+def test_passes_are_shown_with_their_reasons():
+    """The tutorial quotes inspect: each pass is in the list, with the reason that it has there."""
+    page = (ROOT / "docs/tutorials/onnx_model.md").read_text("utf-8")
+    shown = re.findall(r"^  (\w+) +\d+ +\d+ +(.+)$", page, re.MULTILINE)
+    passes = [one for entry in PIPELINE for one in getattr(entry, "passes", (entry,))]
+    assert len(shown) == 4
+    assert set(shown) <= {(one.name, one.why) for one in passes}

@@ -168,9 +168,7 @@ def test_the_interval_of_a_rate_holds_it_as_often_as_it_says():
 def test_few_shards_have_no_interval_and_say_so():
     paces = [(at + 1.0, 5) for at in range(summary.FEWEST_SHARDS)]
     assert summary.rate_interval(5.0, paces) is not None
-    assert "10 shards do not show whether they depend on each other" in summary.rate_warning(
-        5.0, paces
-    )
+    assert "10 shards are too few to estimate their correlation" in summary.rate_warning(5.0, paces)
     assert summary.rate_interval(5.0, paces[:-1]) is None
     assert summary.rate_warning(5.0, paces[:-1]) == (
         "the rate has no interval: at least 10 shards are needed, found 9 shards"

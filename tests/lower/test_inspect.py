@@ -151,13 +151,13 @@ def test_text_names_every_node_and_why_it_went(path, capsys):
     text = capsys.readouterr().out
     for name in ("first", "second", "mean", "flat", "classifier"):
         assert re.search(rf"^  {name} ", text, re.M)
-    assert "5, after rewrites took 3 of 8" in text
+    assert "5: rewrites removed 3 of 8" in text
     assert "input x:" in text
     assert "1 x 4 x 8 x 8 (any batch)" in text
     assert (
         "norm -> first: batch_norm with constants scales and shifts the channels of conv2d" in text
     )
-    assert "residual -> second: it is added to the sum while it is stored" in text
+    assert "residual -> second: it is added in the epilogue" in text
 
 
 def test_json_says_the_same(path, tmp_path, capsys):

@@ -58,7 +58,7 @@ def fuse_residuals(graph: Graph) -> Graph:
                     conv, inputs=(*conv.inputs[:2], bias, other, *conv.inputs[4:]), outputs=add.outputs,
                     covers=covering(conv, add),
                 )  # fmt: skip
-                rewrites.replace([conv, add], [merged], "it is added to the sum while it is stored")
+                rewrites.replace([conv, add], [merged], "it is added in the epilogue")
                 break
     return rewrites.apply()
 
@@ -91,7 +91,7 @@ def fuse_activations(graph: Graph, functions: Mapping[str, tuple[str, ...]] = EP
         if not rewrites.free(after, *moves, *nodes, *joined):
             continue
         merged = [replace(node, op=replace(node.op, activation=after.op)) for node in nodes]
-        why = "it is applied to the sum while it is stored"
+        why = "it runs in the epilogue"
         if moves:
             last = replace(moves[-1], outputs=after.outputs)
             merged[-1] = replace(merged[-1], covers=covering(merged[-1], after))
