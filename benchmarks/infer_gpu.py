@@ -243,7 +243,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     lines = [
         "| input | GPUs | workers | images/s | of as many times one GPU | working, s | read | decode | "
         "copy | read and copy | compute | write | all at once | all on the CPUs | bound by | "
-        "of its ceiling | CPU time an image, us | of the CPUs | peak a worker, GB |",
+        "of its ceiling | CPU time per image, us | of the CPUs | peak per worker, GB |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     good = [row for row in rows if "error" not in row]

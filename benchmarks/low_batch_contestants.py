@@ -46,7 +46,7 @@ class Contestant:
     logits: Callable[[], Any]
     wait: Callable[[], object] | None = None
     keep: object = None
-    samples: list[float] = field(default_factory=list)  # ms a pass, one pass behind another
+    samples: list[float] = field(default_factory=list)  # ms per pass, one pass behind another
     flushed: list[float] = field(default_factory=list)  # ms of a pass after the cache was written
     walls: list[float] = field(default_factory=list)  # ms of a pass, host memory to host memory
 
@@ -336,7 +336,7 @@ class Clock:
         return self._cupy.cuda.get_elapsed_time(start, stop)
 
     def passes(self, one: Contestant, count: int) -> float:
-        """Returns ms a pass of ``count`` passes one behind another."""
+        """Returns ms per pass of ``count`` passes one behind another."""
 
         def queue() -> None:
             for _ in range(count):

@@ -168,7 +168,7 @@ def markdown(found: dict[Cell, dict], device: str, beside: str | None) -> str:
     lines = [
         "# The thesis' table in OpenACC",
         "",
-        "Seconds for all images, one a pass, copies included. Published: NVIDIA V100, nvc. Above",
+        "Seconds for all images, one per pass, copies included. Published: NVIDIA V100, nvc. Above",
         f"{COUNTED:,} images passes are not looked into.",
         "",
         f"| images | data mode | variant | reduction | published | {device} | conv | pad | copies | other | "

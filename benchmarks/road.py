@@ -135,7 +135,7 @@ def draw(tables: dict[str, Any], peers: dict[str, Any], file: Any) -> None:
     left.set_title("One image: time of a pass (shorter is better)", loc="left")
     left.set_xlabel("seconds, from host to host unless said")
     right.set_title("Many images (longer is better)", loc="left")
-    right.set_xlabel(f"images per second, {MANY:,} a pass from host to host unless said")
+    right.set_xlabel(f"images per second, {MANY:,} per pass from host to host unless said")
     bus = peers["limits"]["pinned_host_to_device_bytes_per_s"] / 3072
     floor = peers["limits"]["fp32_flops_per_s"] / peers["flops_an_image"]
     for rate, name, side in ((bus, "the bus", "left"), (floor, "fp32 multiply-adds", "right")):

@@ -176,7 +176,7 @@ def _workload_findings() -> Iterator[Finding]:
             yield Finding(FAULT, f"network {name}", f"data: {error}")
             continue
         text = (
-            f"{len(found.network.layers)} layers, {found.network.flops() / 1e6:.2f} MFLOP an image"
+            f"{len(found.network.layers)} layers, {found.network.flops() / 1e6:.2f} MFLOP per image"
         )
         if data.note:
             yield Finding(MISSING, f"network {name}", f"{text}; {data.note}")

@@ -69,7 +69,7 @@ def disconnect() -> None:
 
 
 def cluster_workers(address: str | None, cuda: bool) -> int:
-    """Returns how many workers a cluster has room for: one a GPU, else one a CPU."""
+    """Returns how many workers a cluster has room for: one per GPU, else one per CPU."""
     resources = connect(address).cluster_resources()
     return max(int(resources.get("GPU" if cuda else "CPU", 1)), 1)
 

@@ -145,7 +145,7 @@ def parser() -> argparse.ArgumentParser:
         "--group-by",
         choices=grouping.WAYS,
         help="sum up the report's layers by operator, or by block: the module with a number in its name, "
-        "such as layer1.0 (default: a row a layer)",
+        "such as layer1.0 (default: a row per layer)",
     )
     for option, what in (
         ("json", "the result as JSON (schema 1)"),

@@ -95,7 +95,7 @@ def remarks(report: Report) -> list[str]:
         text = f"Meters sampled every {asked}"
         if achieved:
             text += f" (achieved {units.seconds(min(achieved))} to {units.seconds(max(achieved))})"
-        lines.append(f"{text}, {min(counts)} to {max(counts)} samples a point")
+        lines.append(f"{text}, {min(counts)} to {max(counts)} samples per point")
     if report.interrupted:
         done = sum(point.status == OK for point in report.points)
         lines.append(

@@ -95,7 +95,7 @@ def summary(found: Sequence[Tuned]) -> str:
         for one in found
     )
     gain = sum(one.found.first_s - one.found.seconds for one in found)
-    return f"tuning: {len(found)} nodes gain {_us(gain)} a pass: {nodes}"
+    return f"tuning: {len(found)} nodes gain {_us(gain)} per pass: {nodes}"
 
 
 def _us(seconds: float) -> str:

@@ -465,7 +465,7 @@ class Engine:
                 ``resident`` or ``stream`` data also an array of the engine's CUDA device (CuPy, PyTorch,
                 DLPack ...), which stays there.
             batch: images per pass, all where there are fewer; None: by rule, as many as are fast. All go in
-                one pass where an output has no row an image.
+                one pass where an output has no row per image.
             out: memory beside the images, to be filled: an array; of several outputs a mapping from all
                 names, or a sequence. None: new arrays.
 
@@ -524,7 +524,7 @@ class Engine:
             if batch is not None and batch < count:
                 raise expected(
                     "batch",
-                    f"{count}, for an output of {self.network.name} has no row an image",
+                    f"{count}, for an output of {self.network.name} has no row per image",
                     batch,
                 )
             batch = count if self._only_batch is None else batch

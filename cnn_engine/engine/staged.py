@@ -256,7 +256,7 @@ class StagedEngine(Engine):
         view, _, _ = arguments.images_of(self.form, images)
         count = view.shape[0] if view.shape else 1
         if (arguments.batch_size(batch, count) or count) != count:
-            raise expected("batch", f"{count}, for outputs have no row an image", batch)
+            raise expected("batch", f"{count}, for outputs have no row per image", batch)
         given = outputs_by_name(self.form, out)
         found = self._pass(self._on_host([view]))
         found = {n: _filled(n, array, given.get(n), [view]) for n, array in found.items()}

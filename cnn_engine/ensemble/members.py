@@ -300,7 +300,9 @@ def combination(text: str, members: int, rank: int = 1) -> Callable[[np.ndarray]
     if len(weights) != members or not np.isfinite(weights).all() or not weights.sum() > 0:
         kinds = ", ".join(COMBINATIONS)
         raise expected(
-            "--combine", f"{kinds}, module:callable, or {members} weights, one a member", repr(text)
+            "--combine",
+            f"{kinds}, module:callable, or {members} weights, one per member",
+            repr(text),
         )
     return lambda rows: np.tensordot(weights / weights.sum(), rows, 1)
 

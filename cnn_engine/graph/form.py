@@ -58,12 +58,12 @@ class Form:
 
     @property
     def is_images_to_rows(self) -> bool:
-        """Whether one image input becomes one row of float32 an image, as classifiers do."""
+        """Whether one image input becomes one row of float32 per image, as classifiers do."""
         return self.is_of_images and self.is_of_rows and not self.sizes_of
 
     @property
     def is_of_rows(self) -> bool:
-        """Whether there is one output, with a row of float32 an image, such as of classes."""
+        """Whether there is one output, with a row of float32 per image, such as of classes."""
         if len(self.outputs) != 1 or not self.in_parts:
             return False
         (rows,) = self.outputs

@@ -1,4 +1,4 @@
-"""A graph as the engine's users see it: images in, one row a image out, where it has that form."""
+"""A graph as the engine's users see it: images in, one row per image out, where it has that form."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Model:
         if len(images.shape) != 4 or images.dtype not in ("float32", "uint8"):
             return f"expected images [N, C, H, W], found {images.dtype} {list(images.shape)}"
         if len(rows.shape) != 2 or rows.dtype != "float32" or rows.shape[0] != images.shape[0]:
-            return f"expected one row of float32 an image, found {rows.dtype} {list(rows.shape)}"
+            return f"expected one row of float32 per image, found {rows.dtype} {list(rows.shape)}"
         return None
 
     @property

@@ -188,7 +188,7 @@ class LayerInfo:
     parameters: dict[str, tuple[int, ...]]
 
     def flops(self, batch: int) -> int:
-        """FLOPs of one pass: two a multiply-add, none for comparisons, moves and exponentials."""
+        """FLOPs of one pass: two per multiply-add, none for comparisons, moves and exponentials."""
         return self.cost(batch).flops
 
     def bytes(self, batch: int) -> int:
@@ -242,7 +242,7 @@ class Network:
             values = np.asarray(getattr(self, name))
             fits = values.ndim == 0 or values.shape == self.input_shape[:1]
             if not fits or values.dtype.kind not in "iuf" or not np.isfinite(values).all():
-                wanted = f"a finite number, or {self.input_shape[0]}, one a channel"
+                wanted = f"a finite number, or {self.input_shape[0]}, one per channel"
                 raise expected(f"{self.name}: {name}", wanted, getattr(self, name))
             if values.ndim:  # a list or an array becomes what can be hashed and compared
                 object.__setattr__(self, name, tuple(map(float, values)))

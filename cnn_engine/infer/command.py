@@ -108,8 +108,8 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     p.add_argument(
         "--workers", type=_workers, default="auto", metavar="N",
-        help=f"auto (default): one a GPU, and up to {MOST_A_GPU} where there are files to decode; one a CPU; "
-        "each has its share of the CPUs",
+        help=f"auto (default): one per GPU, and up to {MOST_A_GPU} where there are files to decode; one per "
+        "CPU; each has its share of the CPUs",
     )  # fmt: skip
     p.add_argument(
         "--threads", type=count(1, threads.MOST), help="of each worker (default: its share)"

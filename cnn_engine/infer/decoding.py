@@ -14,7 +14,7 @@ from ..io.preprocess import Preprocess
 from .buffers import Slot
 from .chunk import Chunk
 
-#: Images of a chunk that one thread decodes at a time, at most, and parts a thread, so that all end at
+#: Images of a chunk that one thread decodes at a time, at most, and parts per thread, so that all end at
 #: about the same time.
 PART, PARTS = 64, 4
 

@@ -485,7 +485,7 @@ def _idx(path: str, size: int, wanted: Wanted) -> Source:
         with open_idx(labels) as file:
             (found,) = idx_header(labels, file, 1)
         if found != count:
-            raise expected(labels, f"{count:,} labels, one an image", f"{found:,}")
+            raise expected(labels, f"{count:,} labels, one per image", f"{found:,}")
         _check_idx_size(labels, os.path.getsize(labels), 8 + count)
     return Source("idx", path, count, size, whole=path.endswith(".gz"))
 

@@ -185,8 +185,8 @@ def ceilings_of(measured: dict[str, list[dict[str, Any]]], cores: int) -> dict[s
     """Returns the rate of each stage alone with all workers at it.
 
     Beside the stages, ``read and copy`` is of both at once, ``all at once`` of all beside each other, and
-    ``cores`` of their CPU time an image alone, on the CPUs that there are. A stage that has nothing to do has
-    no row.
+    ``cores`` of their CPU time per image alone, on the CPUs that there are. A stage that has nothing to do
+    has no row.
     """
     found: dict[str, dict[str, Any]] = {}
     for stage, rows in measured.items():
@@ -291,7 +291,7 @@ def outcome(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("Throughput", rate_text(rate, document["images_per_s_interval"])),
         (
             "CPU time",
-            f"{units.seconds(cpu_s / images if images else None)} an image, "
+            f"{units.seconds(cpu_s / images if images else None)} per image, "
             f"{units.percent(cpu_s / (document['cores'] * working) if working else None)} of the CPUs",
         ),
         (
@@ -337,7 +337,7 @@ COLUMNS = (
     "alone, images/s",
     "reached",
     "alone, bytes",
-    "CPU time an image",
+    "CPU time per image",
     "at work here",
 )
 

@@ -51,7 +51,7 @@ class Classes:
         """Reads names from JSON or text.
 
         JSON is a list of names, or an object from the output's number to its name or names (as Keras'
-        ``imagenet_class_index.json``), or from names to numbers. Text has a line an output; a synset in
+        ``imagenet_class_index.json``), or from names to numbers. Text has a line per output; a synset in
         front, such as ``n01440764``, is one more name for it (as ``LOC_synset_mapping.txt`` has them).
 
         Raises:

@@ -116,7 +116,7 @@ def _conv2d(op: str) -> Iterator[Case]:
     yield _convolution("stride", (2, 4, 15, 18), 6, (3, 3), stride=(2, 3), **same)
     yield _convolution("dilation", (1, 3, 16, 14), 4, (3, 3), dilation=(2, 3))
     yield _convolution("groups", (2, 6, 9, 8), 4, (3, 3), groups=2, **same)
-    yield _convolution("one channel a group", (1, 8, 10, 10), 8, (3, 3), groups=8, **same)
+    yield _convolution("one channel per group", (1, 8, 10, 10), 8, (3, 3), groups=8, **same)
     yield _convolution("one column", (2, 3, 33, 1), 4, (3, 1))
     yield _convolution("5x5 kernel", (3, 4, 21, 19), 10, (5, 5))
     yield _convolution("many filters", (1, 3, 6, 6), 130, (3, 3))

@@ -30,8 +30,8 @@ def checked(found: Checked) -> str:
         grid, block = (" x ".join(map(str, launch[name])) for name in ("grid", "block"))
         lines.append(
             f"  {launch['kernel']}: grid {grid}, block {block}: {launch['registers']} registers per thread, "
-            f"{units.size(launch['shared_bytes'])} shared memory a block, {launch['local_bytes']} bytes "
-            f"of local memory a thread (spills), occupancy {units.percent(launch['occupancy'])}"
+            f"{units.size(launch['shared_bytes'])} shared memory per block, {launch['local_bytes']} bytes "
+            f"of local memory per thread (spills), occupancy {units.percent(launch['occupancy'])}"
         )
     if found.time is not None:
         seconds, cost = found.time.value, found.cost

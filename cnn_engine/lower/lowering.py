@@ -90,7 +90,7 @@ class Program:
             and placement.data_mode == "resident"
             and (placement.device.kind == "cpu" or TENSOR_CORES.met_by(placement.device.target))
         )
-        # What follows a chain are layers of rows, which tensor cores, or a warp an output, are faster at.
+        # What follows a chain are layers of rows, which tensor cores, or a warp per output, are faster at.
         rows_follow = (
             has_rest
             and not self.own

@@ -63,7 +63,7 @@ class KernelRow:
         layer, kind: of the step of the pass; ``-`` for a kernel that no step launched.
         share: of the time of all kernels.
         grid, block, registers, shared_bytes: of most of the launches: blocks, threads, registers per thread,
-            and bytes of shared memory a block.
+            and bytes of shared memory per block.
     """
 
     layer: str

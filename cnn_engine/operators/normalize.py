@@ -28,7 +28,7 @@ class Normalize(Operator):
         for name, values in (("scale", self.scale), ("offset", self.offset)):
             if len(values) != 1 and (len(shape) < 2 or len(values) != shape[1]):
                 raise InputError(
-                    f"{name}: expected one number or one a channel of {list(shape)}, "
+                    f"{name}: expected one number or one per channel of {list(shape)}, "
                     f"found {len(values)}"
                 )
         return ((shape, "float32"),)

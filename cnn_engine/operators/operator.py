@@ -67,7 +67,7 @@ class Cost:
     """The least operations and bytes of one call.
 
     Attributes:
-        flops: two a multiply-add of a sum of products; nothing for comparisons, moves and functions.
+        flops: two per multiply-add of a sum of products; nothing for comparisons, moves and functions.
         bytes: every tensor, parameters too, moved once.
     """
 

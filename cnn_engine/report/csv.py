@@ -1,7 +1,8 @@
 """Layers, copies and the time between as CSV (RFC 4180).
 
-A header, one row a layer, each followed by the parts inside of it, then one row a copy and one a row between
-the steps. All but ``inside`` add up to the pass. Cells that do not apply, or are not known, are empty.
+A header, one row per layer, each followed by the parts inside of it, then one row per copy and one per gap
+between the steps. All but ``inside`` add up to the pass. Cells that do not apply, or are not
+known, are empty.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def grouped(
     Parts of a fused network stand for it, so that nothing counts twice.
 
     Args:
-        way: of :data:`WAYS`; None: a row a layer. Operators come with the longest first, blocks in order.
+        way: of :data:`WAYS`; None: a row per layer. Operators come with the longest first, blocks in order.
         top: how many rows at most, the longest first, before one for all others; None: all.
     """
     rows = list(layers)

@@ -327,7 +327,7 @@ def _timers(result: Result) -> dict[str, str]:
 
 
 def _layers(results: Sequence[Result]) -> Groups:
-    """Returns a row a layer."""
+    """Returns a row per layer."""
     columns: dict[str, Callable[[Result, LayerTime], str]] = {
         "time": lambda result, layer: units.seconds(layer.seconds),
         "share": lambda result, layer: _share(result, layer.seconds),
@@ -412,7 +412,7 @@ def _sum(layers: list[LayerTime]) -> LayerTime:
 
 
 def _copies(results: Sequence[Result]) -> Groups:
-    """Returns a row a copy."""
+    """Returns a row per copy."""
     columns = {
         "time": lambda result, copy: units.seconds(copy.seconds),
         "share": lambda result, copy: _share(result, copy.seconds),

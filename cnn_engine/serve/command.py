@@ -55,7 +55,7 @@ def parser() -> cli.ArgumentParser:
     p.add_argument(
         "--instances", type=count(1, 1024),
         help="passes at once on each device (default: 1); of --engine ray, replicas of each model (default: "
-        "one a GPU of the cluster, else one a CPU)",
+        "one per GPU of the cluster, else one per CPU)",
     )  # fmt: skip
     p.add_argument(
         "--engine", choices=("local", "ray"), default="local",

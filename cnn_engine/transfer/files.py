@@ -304,7 +304,7 @@ def write_times(path: Path, times: list[float]) -> None:
 
 
 def write_csv(path: Path, points: list[Point]) -> None:
-    """Writes the columns :data:`COLUMNS`, a line a batch size; ``std_s`` of one sample is empty."""
+    """Writes the columns :data:`COLUMNS`, a line per batch size; ``std_s`` of one sample is empty."""
     with atomic_write(path) as file:
         file.write(",".join(COLUMNS) + "\n")
         for point in points:

@@ -101,10 +101,10 @@ def predictions(found: list[Prediction], bare: bool) -> str:
 
 
 def line_text(line: Line) -> str:
-    """Returns ``6.000 us + 340.0 ns an image``."""
+    """Returns ``6.000 us + 340.0 ns per image``."""
     sign = "-" if line.slope_s_per_image < 0 else "+"
     slope = units.seconds(abs(line.slope_s_per_image))
-    return f"{units.seconds(line.intercept_s)} {sign} {slope} an image"
+    return f"{units.seconds(line.intercept_s)} {sign} {slope} per image"
 
 
 def _misfit(misfit: Misfit) -> str:

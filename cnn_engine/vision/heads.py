@@ -110,7 +110,7 @@ class Head:
 
 
 def _grid(form: Form) -> Output | None:
-    """Returns the output of boxes: the only one with two dimensions an image, and room for boxes."""
+    """Returns the output of boxes: the only one with two dimensions per image, and room for boxes."""
     found = [one for one in form.outputs if one.is_float and len(one.row) == 2]
     return found[0] if len(found) == 1 and min(found[0].row) >= 5 else None
 

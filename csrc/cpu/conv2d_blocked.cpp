@@ -41,7 +41,8 @@ struct Run {
   int y, x;          // of the input, for the first kernel offset
 };
 
-// Writes kernel offsets [begin, end) of the columns from output `first` on, a row a kernel offset.
+// Writes kernel offsets [begin, end) of the columns from output `first` on, a row per kernel
+// offset.
 class Columns {
  public:
   Columns(const Conv2dShape& p, const float* group, const float* input_end, int first, int count,

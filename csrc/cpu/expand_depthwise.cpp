@@ -1,9 +1,9 @@
 // expand_depthwise on the CPU: a block of channels at a time, some rows of what the depthwise
 // convolution reads are made in the second-level cache, and are read at once.
 //
-// Work is shared out in chunks of an image's output rows, one a thread, and in blocks of channels:
-// a thread finds the rows that it wrote before, and makes again what the chunk before its own reads
-// too. Where that would be much, one convolution follows the other.
+// Work is shared out in chunks of an image's output rows, one per thread, and in blocks of
+// channels: a thread finds the rows that it wrote before, and makes again what the chunk before its
+// own reads too. Where that would be much, one convolution follows the other.
 #include "ops/expand_depthwise.h"
 
 #include "cpu/conv2d_nhwc_depthwise.h"

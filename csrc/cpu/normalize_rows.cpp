@@ -1,4 +1,4 @@
-// normalize_rows on the CPU: a row a thread, its sums of doubles on SIMD lanes.
+// normalize_rows on the CPU: a row per thread, its sums of doubles on SIMD lanes.
 #include "ops/normalize_rows.h"
 
 #include "runtime/parallel.h"

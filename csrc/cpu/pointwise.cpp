@@ -10,7 +10,7 @@
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
 
-constexpr std::int64_t kPointwiseBlock = 512;  // 2 KiB a step
+constexpr std::int64_t kPointwiseBlock = 512;  // 2 KiB per step
 
 // An input where a block reads it.
 struct PointwiseSource {

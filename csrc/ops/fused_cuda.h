@@ -38,8 +38,9 @@ class FusedNetwork {
 
   // Packs the weights and uploads them to the device, complete on return. Throws
   // std::invalid_argument with why_not's reason. `shared_limit` stands in for a device with less
-  // shared memory a block, in tests of the kernels that it would run. `program`: what source() was
-  // compiled to for the device, where that is not empty; it is taken before what is compiled in.
+  // shared memory per block, in tests of the kernels that it would run. `program`: what source()
+  // was compiled to for the device, where that is not empty; it is taken before what is compiled
+  // in.
   FusedNetwork(const NetworkDescription& description, FusedDtype dtype, int device,
                int shared_limit = kNoLimit, const std::string& program = "");
   ~FusedNetwork();

@@ -43,7 +43,7 @@ def test_two_variants_on_the_cpu(tmp_path, capsys, monkeypatch):
     out, err = capsys.readouterr()
     assert "images/s" in out
     assert "cifar10 fused, batch 8: p50" in err
-    assert re.search(r"sampled every 20\.00 ms \(achieved .*\), \d+ to \d+ samples a point", out)
+    assert re.search(r"sampled every 20\.00 ms \(achieved .*\), \d+ to \d+ samples per point", out)
 
     summary = rows(folder / "summary.csv")
     assert [(row["subject"], row["batch"]) for row in summary] == [

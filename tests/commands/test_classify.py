@@ -158,7 +158,7 @@ def test_what_is_no_image_and_no_number(tmp_path):
         [onnx_models.tensor("x", [1, 3, 16, 16])],
         [onnx_models.tensor("y", [1, 3, 16, 16])],
     )
-    with pytest.raises(UnsupportedError, match="expected one row of float32 an image"):
+    with pytest.raises(UnsupportedError, match="expected one row of float32 per image"):
         Classifier(flat, device="cpu", preprocess="none")
 
 

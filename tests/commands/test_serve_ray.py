@@ -142,7 +142,7 @@ def test_a_replica_and_a_machine_are_lost_and_replaced(tmp_path, monkeypatch):
             str(tmp_path), "--engine=ray", f"--address={cluster.address}", "--threads=1",
             "--max-batch=1",
         )  # fmt: skip
-        wait_for(lambda: len(replicas(ours)) == 2)  # one a CPU
+        wait_for(lambda: len(replicas(ours)) == 2)  # one per CPU
         clients = Clients(server.http_port, images, wanted)
         try:
             clients.more()

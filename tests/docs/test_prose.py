@@ -72,7 +72,8 @@ def test_a_long_sentence_and_a_long_mean():
     [
         ("It runs beside PyTorch.", "'beside': write compared with, next to, as well as"),
         ("Passes run in turns.", "'in turns': write interleaved, alternating"),
-        ("A row an image is\n\n| images a second |", "'images a second': write per"),
+        ("A row of an image is\n\n| images a second |", "'images a second': write per"),
+        ("An output of 64 KiB an image.", "'KiB an image': write per"),
         ("Blocks that stay are\nfast.", "'Blocks that stay': write persistent blocks, persistent kernel"),
         ("Since f167649 it is faster.", "f167649: no commits in a guide"),
         ("A cell may have it: \n\n| what is told |", "'told': write reported, described"),

@@ -60,7 +60,8 @@ PHRASES = {
     r"\blaboratory\b": "measurement tools",
     r"(?<!take )(?<!takes )\bin turns\b": "interleaved",
     r"\bblocks that stay\b": "persistent blocks",
-    r"\b(?:images|bytes|rows|threads|calls|registers) a (?:second|pass|thread|block|call)\b": "per",
+    r"\b(?:images|bytes|rows?|threads|calls|registers|samples|us|ns|one|FLOPs|MFLOP|lines?) an? "
+    r"(?:second|image|pass|thread|block|call|point|channel|layer|copy|member|GPU|CPU|output|batch)\b": "per",
 }
 #: Attributes of records and calls.
 ATTRIBUTES = {

@@ -104,7 +104,9 @@ def test_what_images_share_takes_them_in_one_pass(images):
     with Engine(detector(), device="cpu", threads=1) as e:
         assert_are(e.predict(images), wanted_of(e, images))
         assert_are(e.predict(images[:1], batch=4), wanted_of(e, images[:1]))
-        with pytest.raises(InputError, match="batch: expected 7, for an output .* no row an image"):
+        with pytest.raises(
+            InputError, match="batch: expected 7, for an output .* no row per image"
+        ):
             e.predict(images, batch=3)
 
 

@@ -71,7 +71,7 @@ def test_what_is_fastest_runs_and_is_kept(graph, images, monkeypatch, folder):
     assert found
     assert {(one["kernel"], one["form"]) for one in found} == {("winograd", "direct")}
     assert all((one["seconds"], one["seconds_instead"]) == (1e-3, 2e-3) for one in found)
-    assert words[-1].startswith(f"tuning: {len(found)} nodes gain {len(found)}000.0 us a pass: ")
+    assert words[-1].startswith(f"tuning: {len(found)} nodes gain {len(found)}000.0 us per pass: ")
     (file,) = folder.iterdir()
     document = json.loads(file.read_text())
     assert document["schema"] == autotune.SCHEMA
@@ -296,7 +296,7 @@ def test_reports_say_what_was_tuned(tmp_path, capsys, monkeypatch):
     words += ["--iterations", "1", "--data", "synthetic"]
     path = tmp_path / "r.json"
     assert run.main([*words, "--tune", "--json", str(path)]) == 0
-    assert "tuning: 1 nodes gain 1000.0 us a pass: " in capsys.readouterr().out
+    assert "tuning: 1 nodes gain 1000.0 us per pass: " in capsys.readouterr().out
     document = json.loads(path.read_text())
     assert [one["form"] for one in document["tuned"]] == ["direct"]
 
@@ -310,7 +310,7 @@ def test_characterize_says_it_at_each_point(tmp_path, monkeypatch):
     assert characterize.main(words.split()) == 0
     found = json.loads((folder / "characterize.json").read_text())
     for point in found["points"]:
-        assert "tuning: 1 nodes gain 1000.0 us a pass: conv winograd direct" in point["note"]
+        assert "tuning: 1 nodes gain 1000.0 us per pass: conv winograd direct" in point["note"]
 
 
 def test_compare_runs_the_command_again_with_it(tmp_path, capsys):

@@ -55,7 +55,7 @@ def test_scales_that_do_not_fit_are_refused():
     layers = (Linear("fc", 2), Softmax("softmax"))
     for scale in ((1.0, 2.0), (1.0, float("nan"), 1.0), "1", [[1.0] * 3]):
         with pytest.raises(
-            InputError, match="n: scale: expected a finite number, or 3, one a channel"
+            InputError, match="n: scale: expected a finite number, or 3, one per channel"
         ):
             Network("n", (3, 4, 4), layers, scale)
     network = Network("n", (3, 4, 4), layers, [1, 2, 3], np.float32([0, 0, 1]))

@@ -180,7 +180,7 @@ def test_clusters_that_take_several_images(gpu, rng, name, dtype, batch):
         assert same.all(), f"other results than the first in {(~same).sum()} of {REPEATS} runs"
 
 
-#: Shared memory a block on a device of capability 8.6, 8.9 or 12.0, and on one of 8.0.
+#: Shared memory per block on a device of capability 8.6, 8.9 or 12.0, and on one of 8.0.
 SMALL, MIDDLE = 99 * 1024, 163 * 1024
 
 
@@ -206,7 +206,7 @@ def test_a_large_multiprocessor_is_filled(gpu, rng):
     module = cuda_module.load()
     capability = module.device_properties(module.get_device())["compute_capability"]
     if capability not in ((9, 0), (10, 0), (10, 3)):
-        pytest.skip("needs a device with 227 KiB of shared memory a block")
+        pytest.skip("needs a device with 227 KiB of shared memory per block")
     weights = random_weights(CIFAR10, rng)
     for dtype in ERROR:
         assert fused(CIFAR10, weights, dtype).shared_bytes > 200_000
@@ -219,7 +219,7 @@ def test_too_little_shared_memory_is_told_in_numbers(gpu, rng):
         arguments = *description(CIFAR10, weights), dtype
         assert why_not(*arguments, _shared_limit=SMALL) == ""
         found = why_not(*arguments, _shared_limit=least)
-        wanted = rf"^cifar10 in {dtype}: expected a device with \d+ bytes of shared memory a block, found"
+        wanted = rf"^cifar10 in {dtype}: expected a device with \d+ bytes of shared memory per block, found"
         assert re.match(wanted, found)
         assert found.endswith(f"found {least}")
         with pytest.raises(ValueError, match=f"found {least}"):

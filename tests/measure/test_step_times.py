@@ -225,7 +225,7 @@ def test_steps_on_a_device_have_its_times_and_add_up(look_into, pinned, records)
     assert whole.calls == 3
     times = {layer.name: layer.seconds / 3 for layer in found.layers}
     times |= {copy.what: copy.seconds / 3 for copy in found.copies}
-    # Here the calls, of 2 us a launch and 1 us a copy, take their turn with the device's work.
+    # Here the calls, of 2 us per launch and 1 us per copy, take their turn with the device's work.
     launch, call = (0, 0) if records else (2e-6, 1e-6)
     wanted = {
         "images": 4e-6 + call, "conv1": 1e-5 + launch, "relu1": 2e-6 + launch, "pool1": 7e-6,

@@ -92,7 +92,7 @@ def test_conv2d_costs():
         (Conv2d(), [(1, 3, 5, 5)], "expected 2 to 4 inputs, found 1"),
         (Linear(), [(2, 3, 4), (5, 13)], "a weight of 12 columns, found [5, 13]"),
         (Softmax(2), [(2, 3)], "axis: expected a dimension of 2, found 2"),
-        (Normalize((1.0, 2.0)), [(1, 3, 4, 4)], "scale: expected one number or one a channel"),
+        (Normalize((1.0, 2.0)), [(1, 3, 4, 4)], "scale: expected one number or one per channel"),
         (Pad2d((1, 1, -1, 0)), [(1, 3, 4, 4)], "padding: expected 4 whole numbers"),
     ],
 )

@@ -1,7 +1,7 @@
 // launch: my_@OP@<<<n, 128, 128 * sizeof(float)>>>(x, y, shape);
 #include "cnn_engine/kernel.h"
 
-extern __shared__ float shared[];  // a number a thread
+extern __shared__ float shared[];  // a number per thread
 
 // What a block's threads hold, added up, or the largest of it.
 __device__ float total(float value, bool largest) {

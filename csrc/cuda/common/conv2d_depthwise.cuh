@@ -5,7 +5,7 @@
 // of them; neighbouring threads make neighbouring columns (their reads are coalesced, and the
 // first-level cache serves the kernel offsets that overlap). With Side > 0: square kernels with
 // dilation 1 and equal strides of Stride, compiled in, their kernel offsets in registers. Side = 0:
-// any kernel, stride and dilation, a row a thread.
+// any kernel, stride and dilation, a row per thread.
 #pragma once
 
 #include "cuda/common/conv2d_blocked.cuh"

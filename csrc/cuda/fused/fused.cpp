@@ -77,7 +77,7 @@ std::string why_not_fits(const Instantiation* network, const fused::Library* pro
   if (needed <= shared) return "";
   return std::string(network != nullptr ? network->name : "the network") + " in " + name_of(dtype) +
          ": expected a device with " + std::to_string(needed) +
-         " bytes of shared memory a block, found " + std::to_string(shared);
+         " bytes of shared memory per block, found " + std::to_string(shared);
 }
 
 std::unique_ptr<fused::Library> load(const std::string& program) {

@@ -59,7 +59,7 @@ constexpr int kForms = 2;
 
 struct RouteFacts {
   int threads, cluster;    // of a block, 0: there is no such route; blocks of a cluster
-  int bytes, timed_bytes;  // of shared memory a block; of the instrumented kernel
+  int bytes, timed_bytes;  // of shared memory per block; of the instrumented kernel
 };
 
 struct Facts {

@@ -18,7 +18,7 @@ constexpr int kThreads = 128;
 template <int Rows>
 constexpr int kPrefetch = Rows > 4 ? 4 : 8;
 
-// Blocks: of warps, one an output feature; then groups of rows.
+// Blocks: of warps, one per output feature; then groups of rows.
 template <typename T, typename X, int width, int Rows>
 __global__ void __launch_bounds__(kThreads)
     linear_rows_kernel(const X* input,                  // [N, F]

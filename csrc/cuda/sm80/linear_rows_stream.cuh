@@ -1,5 +1,5 @@
 // linear_rows of one row and many weights: these come by bulk copies, through rings in shared
-// memory, one a warp; of very many, what follows a ring's first pieces is in registers before the
+// memory, one per warp; of very many, what follows a ring's first pieces is in registers before the
 // row is there. Blocks are persistent, one per multiprocessor, and warps take turns at the outputs;
 // a lane adds up what it does in linear_rows_kernel, in the same order. Compute capability 9.0 on.
 #pragma once

@@ -42,7 +42,7 @@ def prelu(call) -> None:
     call.refuse_others("consumed_inputs")
     slope, x = call.value(1).shape, call.value(0).shape
     inputs = [call.input(0), call.input(1)]
-    # A row of slopes was one a channel before opset 7; numbers that cannot broadcast still are.
+    # A row of slopes was one per channel before opset 7; numbers that cannot broadcast still are.
     if (
         len(slope) == 1
         and len(x) > 2

@@ -45,7 +45,7 @@ def _affine(graph: Graph, node: Node, x: str) -> tuple[np.ndarray, np.ndarray] |
     c = constant(graph, node, index)
     if c is None or node.inputs[1 - index] != x:
         return None
-    # One number, or one a channel: every other dimension is 1.
+    # One number, or one per channel: every other dimension is 1.
     wide = (1,) * (len(shape) - c.ndim) + c.shape
     if any(size != 1 for axis, size in enumerate(wide) if axis != 1):
         return None

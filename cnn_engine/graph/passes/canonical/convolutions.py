@@ -21,7 +21,7 @@ from ..rewriting import Rewrites, absent, constant, covering
 #: whose tensor cores multiply at many times the rate of the kernel with a thread for each output.
 MOST_MULTIPLICATIONS, MOST_ON_CUDA = 4, 16
 
-#: Of fewer FLOPs an image, that kernel ends before the launches of a convolution and of three copies around
+#: Of fewer FLOPs per image, that kernel ends before the launches of a convolution and of three copies around
 #: it: 0.27 TFLOP/s were measured on an H200, and a launch takes 1 us.
 LEAST_FLOPS_ON_CUDA = 1 << 20
 

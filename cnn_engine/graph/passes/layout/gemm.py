@@ -169,7 +169,7 @@ def _is_open(node: Node) -> bool:
 
 
 def _numbers(graph: Graph, node: Node, x: str) -> np.ndarray | None:
-    """Returns the constants, one a channel, that ``node`` adds to x or multiplies it with; else None."""
+    """Returns the constants, one per channel, that ``node`` adds to x or multiplies it with; else None."""
     shape = graph.values[x].shape
     index = 1 if node.inputs[0] == x else 0
     c = constant(graph, node, index)
