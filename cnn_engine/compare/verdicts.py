@@ -120,7 +120,7 @@ def judge(
     if ratio.low > above or ratio.high < below:
         return CANNOT_TELL, "among so many, one differs as much by chance"
     if ratio.independent < statistics.FEWEST:
-        return CANNOT_TELL, "the samples depend on each other"
+        return CANNOT_TELL, "the samples are correlated"
     if ratio.low > 1 or ratio.high < 1:
         return CANNOT_TELL, "a difference, but perhaps a smaller one than counts"
     return CANNOT_TELL, "the interval is too wide"

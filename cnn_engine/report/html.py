@@ -305,14 +305,14 @@ def _images(result: Result) -> int | None:
 
 
 def _timers(result: Result) -> dict[str, str]:
-    """Returns the sum of all rows beside the plain passes, and what it costs to look into passes."""
+    """Returns the sum of all rows next to the plain passes, and what it costs to look into passes."""
     timed, whole, plain_s = result.timed_pass, result.whole_pass, result.phases.forward_s
     rows = {"No layer timed, wall time": units.seconds(plain_s)}
     if whole is not None:
         sum_s = text.whole_seconds(result)
         ratio = units.share(sum_s, whole.wall_s)
         rows |= {
-            "Plain passes in turn with timed ones": units.seconds(whole.wall_s),
+            "Plain passes, interleaved with timed ones": units.seconds(whole.wall_s),
             "Sum of layers, copies and what lies between": units.seconds(sum_s),
             "the sum as a share of the plain passes": units.percent(ratio),
             "Times of the device": whole.source,

@@ -6,6 +6,7 @@ import json as json_reader
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -444,3 +445,14 @@ def test_samples_over_time_share_the_axis_of_the_histograms():
     heights = [float(point.split(",")[1]) for point in charts.samples(rising, axis)["line"].split()]
     assert heights == sorted(heights, reverse=True)  # SVG counts downwards: later passes lie higher
     assert charts.samples(make(latency=None), None) is None
+
+
+def test_captions_wrap_where_a_table_is_wider_than_the_screen():
+    """A caption is as wide as its table, and would be cut off on a phone: its text has a span."""
+    folder = Path(html.__file__).parents[1]
+    text = "".join(path.read_text("utf-8") for path in folder.rglob("*.html"))
+    captions = re.findall(r"<caption>(?:<span>)?", text)
+    assert len(captions) > 10
+    assert set(captions) == {"<caption><span>"}
+    rule = r"^caption span {.*max-width: min\(calc\(100vw"
+    assert re.search(rule, (folder / "report/base.html").read_text("utf-8"), re.MULTILINE)
