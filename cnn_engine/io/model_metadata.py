@@ -196,7 +196,7 @@ def image_settings(
     dtype = reads[-1] if preprocess.normalises else reads[0]
     if preprocess.normalises and dtype == "uint8":
         raise expected("preprocess", f"no mean or std, for {network.name} reads pixels", preprocess)
-    stated = f"{' and '.join(words)} as its file says ({', '.join(options)} to say otherwise)"
+    stated = f"{' and '.join(words)} as its file says ({' and '.join(options)} override it)"
     return ImageSettings(preprocess, dtype, named, f"model: {stated}" if words else None)
 
 

@@ -208,7 +208,7 @@ def array(tensor, folder: Path | None = None) -> np.ndarray:
     if not believable(shape):
         raise InputError(f"{name}: expected at most 2^40 elements, found {list(shape)}")
     if tensor.HasField("segment"):
-        raise UnsupportedError(f"{name}: tensors in segments")
+        raise UnsupportedError(f"{name}: expected a whole tensor, found a segment of one")
     if tensor.data_type in SMALL:
         return _packed(tensor, name, folder, kind, shape)
     if kind == "bfloat16":

@@ -366,7 +366,9 @@ class _Reader:
             if isinstance(first, UnsupportedError):
                 raise first
             if _finds(met.keys() - fixed):
-                raise UnsupportedError(f"{first}: none of the examples tried of what it finds fits")
+                raise UnsupportedError(
+                    f"{first}: expected numbers of found elements that fit, found none that do"
+                )
             raise first
         raise self._shapes_wanted(
             [v for v in inputs if any(isinstance(d, Dim) for d in v.shape)], first
