@@ -13,7 +13,7 @@ from cnn_engine.operators.binary import Max, Sub
 from cnn_engine.operators.shaping import Concat, Reshape, Slice, Split
 from cnn_engine.operators.unary import Neg
 from cnn_engine.plan import memory
-from cnn_engine.plan.memory import Region
+from cnn_engine.plan.storages import Region
 
 ITEM = 8  # bytes of int64
 
