@@ -21,11 +21,12 @@ from ..lower import fused_network, reduced_precision
 from ..lower.lowering import Program
 from ..lower.placement import Move, Placed, Placement
 from ..operators.report_kinds import REPORT_KINDS
-from . import early_reads, l2_prefetch, template
+from . import early_reads, l2_prefetch, template_cache
 from .arenas import allocate, check_fits, kept_of, plan_memory
 from .cuda_graph import Replays
 from .memory import MemoryPlan
 from .plan import STREAM, Part, Plan, Slot, Step
+from .template import Sized
 
 #: Threads that fill page-locked memory, and bytes that are worth another.
 MOST_STAGING, STAGED_A_THREAD = 8, 64 << 10
@@ -58,7 +59,7 @@ def build(
     """
     sizes = program.sizes(size)
     symbolic = None if images_on_device else program.symbolic(sizes, pixels)
-    if (found := template.sized(program, sizes, pixels, symbolic)) is not None:
+    if (found := template_cache.sized(program, sizes, pixels, symbolic)) is not None:
         return _plan_of(program, found, sizes)
     placed = program.placed(sizes, pixels, images_on_device)
     graph = placed.graph
@@ -77,7 +78,7 @@ def build(
         branch = l2_prefetch.plan(program, placed, steps)
         replays = Replays(program.placement.device, images_on_device, branch)
     if graph.is_substituted and graph.symbolic is symbolic:
-        template.learn(program, placed, symbolic, sizes)
+        template_cache.learn(program, placed, symbolic, sizes)
     nbytes = dict(planned.sizes)
     if builder.staging:
         nbytes["pinned"] = sum(array.nbytes for array in builder.staging)
@@ -100,7 +101,7 @@ def build_layers(graph: Graph) -> Plan:
     )
 
 
-def _plan_of(program: Program, found: template.Sized, sizes: Sizes) -> Plan:
+def _plan_of(program: Program, found: Sized, sizes: Sizes) -> Plan:
     """Returns the plan of a template at these sizes."""
     nbytes = {"cpu": found.nbytes} if found.nbytes else {}
     check_fits(program.placement, nbytes, sizes)

@@ -27,13 +27,14 @@ from ..operators.reduce import Reduce
 from ..operators.region import records_of
 from ..operators.shaping import Concat, Reshape, Transpose
 from ..operators.unary import Unary
-from . import template
+from . import template_cache
 from .arenas import allocate, check_fits, kept_of, plan_memory
 from .builder import Builder
 from .builder import build as build_together
 from .memory import MemoryPlan
 from .plan import Plan, Slot, Step
 from .schedule import CPU_LAYERED
+from .template import Sized
 
 #: Images of a pass at most, each of which has steps of its own: as many as a plain call gives a pass.
 MOST_IMAGES = CPU_LAYERED
@@ -271,7 +272,7 @@ class _Part:
 class _SizedPart:
     """The same of a template."""
 
-    def __init__(self, program: Program, sized: template.Sized) -> None:
+    def __init__(self, program: Program, sized: Sized) -> None:
         self._program, self._sized = program, sized
         self.nbytes, self.value, self.outputs = sized.nbytes, sized.value, sized.outputs
 
@@ -306,14 +307,18 @@ class _Cuts:
         parts = (
             first,
             self._first(self.program.alone(), count) if several else first,
-            template.sized(self.program, self.sizes, self.pixels, self.symbolic, ("from", count)),
+            template_cache.sized(
+                self.program, self.sizes, self.pixels, self.symbolic, ("from", count)
+            ),
         )
         if None in parts:
             return None
         return (*(_SizedPart(self.program, part) for part in parts), image, between)
 
-    def _first(self, program: Program, count: int) -> template.Sized | None:
-        return template.sized(program, self.one, self.pixels, self.symbolic_one, ("until", count))
+    def _first(self, program: Program, count: int) -> Sized | None:
+        return template_cache.sized(
+            program, self.one, self.pixels, self.symbolic_one, ("until", count)
+        )
 
     def made(self, one: Placed, whole: Placed, count: int, learns: bool) -> _Parts:
         """Returns the parts of these graphs, for one image and for all.
@@ -328,12 +333,12 @@ class _Cuts:
             placed.graph.is_substituted and placed.graph.symbolic is symbolic
             for placed, symbolic in ((one, self.symbolic_one), (whole, self.symbolic))
         ):
-            if template.learn(
+            if template_cache.learn(
                 self.program, rest, self.symbolic, self.sizes, ("from", count),
                 lambda graph: _cut(graph, count)[1],
             ):  # fmt: skip
                 for program in (self.program, alone):
-                    template.learn(
+                    template_cache.learn(
                         program, first, self.symbolic_one, self.one, ("until", count),
                         lambda graph: _cut(graph, count)[0], at_once=True,
                     )  # fmt: skip

@@ -20,7 +20,7 @@ from cnn_engine.graph.dims import Dim, Evaluator, Guard, least, most
 from cnn_engine.graph.graph import Graph
 from cnn_engine.lower.lowering import Program
 from cnn_engine.plan.packing import Lifetime, Stack
-from cnn_engine.plan.template import WORTH_ONE
+from cnn_engine.plan.template_cache import WORTH_ONE
 
 node = helper.make_node
 rng = np.random.default_rng(7)
