@@ -14,18 +14,17 @@ from ..errors import InputError, expected
 from . import packages
 from .buffers import File, Slot, begin_reading
 from .chunk import Chunk, dtype_of, utf8_of
-from .labels import Labels, values_of
-from .shards import Piece
-from .sources import (
+from .formats import (
     CIFAR_RECORD,
     Wanted,
     check_npz,
     column,
     idx_header,
-    idx_labels,
     npy_header,
     open_idx,
 )
+from .labels import Labels, idx_labels, values_of
+from .shards import Piece
 
 
 def array_chunks(

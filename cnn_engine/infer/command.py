@@ -20,7 +20,7 @@ from ..io.files import write_text
 from ..io.preprocess import Preprocess
 from ..kernels import select
 from ..measure.environment import Stopwatch, host_load
-from . import chunk, estimate, output, packages, sources, summary
+from . import chunk, estimate, formats, output, packages, sources, summary
 from .buffers import INPUTS
 from .display import Display, Metrics
 from .output import Record
@@ -89,7 +89,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--columns", default="", metavar="image=NAME,label=NAME,id=NAME",
         help="columns of Parquet files (default: "
-        + "; ".join(f"{role}: the first of {', '.join(names)}" for role, names in sources.COLUMNS.items())
+        + "; ".join(f"{role}: the first of {', '.join(names)}" for role, names in formats.COLUMNS.items())
         + ")",
     )  # fmt: skip
     p.add_argument(
@@ -206,7 +206,7 @@ def _columns(text: str) -> dict[str, str]:
     found = {}
     for word in filter(None, text.split(",")):
         role, equals, name = word.partition("=")
-        if role not in sources.COLUMNS or not equals or not name:
+        if role not in formats.COLUMNS or not equals or not name:
             raise expected("--columns", "image=NAME,label=NAME,id=NAME", repr(word))
         found[role] = name
     return found
@@ -358,7 +358,7 @@ class _Run:
         """Returns what the folder is for, planned now or before."""
         options = self._options
         inputs = tuple((name, dtype, tuple(row)) for name, dtype, row in hello["inputs"])
-        wanted = sources.Wanted(
+        wanted = formats.Wanted(
             tuple(hello["shape"]), self._wanted_columns, inputs, hello["a_file"]
         )
         settings = {
@@ -501,7 +501,7 @@ def _identity(document: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _check_reads(source: sources.Source, hello: dict[str, Any]) -> None:
+def _check_reads(source: formats.Source, hello: dict[str, Any]) -> None:
     """Refuses images that the network has no place for."""
     given = chunk.dtype_of(source.kind)
     if given == INPUTS:
@@ -539,7 +539,7 @@ def _worker_count(options: argparse.Namespace, cuda: bool, kind: str | None) -> 
         from .local_pool import visible_gpus
 
         gpus = 1 if ":" in options.device else max(len(visible_gpus()), 1)
-        if ":" in options.device or kind not in sources.ENCODED:
+        if ":" in options.device or kind not in formats.ENCODED:
             return gpus
         return gpus * min(max(threads.default() // gpus // CPUS_A_WORKER, 1), MOST_A_GPU)
     return threads.default()

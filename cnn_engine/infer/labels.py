@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -147,3 +148,10 @@ def label_of(value: Any) -> Label:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def idx_labels(path: str) -> str | None:
+    """Returns the file of labels beside a file of images, or None."""
+    folder, name = os.path.split(path)
+    labels = os.path.join(folder, name.replace("-images-idx3-", "-labels-idx1-"))
+    return labels if os.path.exists(labels) else None

@@ -27,10 +27,10 @@ from typing import Any
 
 from ..errors import InputError, expected
 from ..io.files import atomic_write, describe_os_error, make_folder, read_json
-from . import output, shards, sources
+from . import output, shards, stamps
+from .formats import Source
 from .output import OutputError, Record
 from .shards import Piece, Shard, Totals
-from .sources import Source
 
 SCHEMA = 1
 _DOCUMENT = {
@@ -274,7 +274,7 @@ class Folder:
                     free[path] = now
         for path, (before, now) in changed.items():
             if path not in free:
-                found = f"another {sources.difference(before, now)}; choose another --output"
+                found = f"another {stamps.difference(before, now)}; choose another --output"
                 raise expected(path, f"it as when {self.path} was begun", found)
         for path, now in free.items():
             self._note({"run": run, "input": path, "stamp": now})
@@ -445,7 +445,7 @@ def _checksum(document: dict[str, Any]) -> str:
 
 def _stamp_now(piece: Piece) -> str | None:
     with suppress(OSError):
-        return sources.stamp(piece.kind, piece.path)
+        return stamps.stamp(piece.kind, piece.path)
     return None
 
 

@@ -24,9 +24,9 @@ from .buffers import ARRAY_KINDS, INPUTS, DeviceSlot, Slot, Slots
 from .chunk import Chunk, dtype_of
 from .columns import Column, memory, row_bytes
 from .decoding import Decoder
+from .formats import Wanted
 from .output import Faults, OutputError, Record, ShardFile
 from .shards import Shard, pieces_of
-from .sources import Wanted
 
 #: Chunks of encoded images that are read ahead, and chunks of pixels and rows that there are at all.
 READ_AHEAD, SLOTS = 3, 6

@@ -15,13 +15,10 @@ from . import packages
 from .array_readers import array_chunks, parquet_parts
 from .buffers import Slot
 from .chunk import Chunk, utf8_of
+from .formats import ENCODED, Wanted
 from .labels import Label, Labels, label_of
 from .output import Faults
 from .shards import TO_THE_END, Member, Piece, TarMembers, sample_key
-from .sources import (
-    ENCODED,
-    Wanted,
-)
 
 
 def chunks(

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from ..errors import InputError, expected
 from ..io.files import describe_os_error
 from . import packages
-from .sources import ENCODED, Source, without_time
+from .formats import ENCODED, Source
+from .stamps import without_time
 
 #: Shards unless ``--shard-size`` says otherwise: about so many, but none smaller or larger than this, or
 #: smaller than a pass. Small enough to lose little with a worker, and for all workers to end together; large
@@ -38,7 +39,7 @@ class Piece:
 
     Of a tar, ``first`` is the byte at which the part begins, and ``images`` is :data:`TO_THE_END`, or
     :data:`SO_MANY_BYTES` where another part follows after ``bytes``. ``stamp`` is the file's; see
-    :func:`.sources.stamp`.
+    :func:`.stamps.stamp`.
     """
 
     kind: str

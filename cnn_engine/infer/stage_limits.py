@@ -21,9 +21,9 @@ from . import readers
 from .buffers import DeviceSlot, Slot
 from .chunk import Chunk, dtype_of
 from .decoding import Decoder
+from .formats import ENCODED
 from .pipeline import COMMITTERS, SLOTS, WRITERS, Settings, chunk_bytes
 from .shards import Shard, pieces_of
-from .sources import ENCODED
 
 STAGES = ("read", "decode", "copy", "compute", "write")
 

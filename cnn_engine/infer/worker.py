@@ -35,10 +35,10 @@ from . import columns, memory, packages, stage_limits
 from .buffers import Slot
 from .chunk import dtype_of
 from .decoding import Decoder
+from .formats import Wanted
 from .output import Record, ShardFile
 from .pipeline import SLOTS, Pipeline, Settings, slot_type, waiting_chunks
 from .shards import Shard
-from .sources import Wanted
 
 #: How often a worker says how far it is.
 BEAT_S = 0.25

@@ -17,7 +17,7 @@ import pytest
 from cnn_engine import Engine, infer
 from cnn_engine import __main__ as doors
 from cnn_engine.devices import threads
-from cnn_engine.infer import array_readers, buffers, command, local_pool, shards, sources
+from cnn_engine.infer import array_readers, buffers, command, formats, local_pool, shards, sources
 
 ENGINE = Engine("cifar10", device="cpu", threads=1)
 
@@ -379,7 +379,7 @@ def test_shards_have_whole_passes(images, tmp_path):
 def test_shards_by_rule_are_a_256th_from_4_mib_to_1_gib(tmp_path):
     for number, (images, wanted) in enumerate(((1_000_000, 260), (60_000, 44), (10**9, 2861))):
         files = 10 if images == 1_000_000 else 1
-        found = [sources.Source("npy", f"{n}.npy", images, images * 3072) for n in range(files)]
+        found = [formats.Source("npy", f"{n}.npy", images, images * 3072) for n in range(files)]
         (tmp_path / str(number)).mkdir()
         totals = shards.write(found, tmp_path / str(number), batch=1)
         assert abs(totals.shards - wanted) <= 1
@@ -387,12 +387,12 @@ def test_shards_by_rule_are_a_256th_from_4_mib_to_1_gib(tmp_path):
 
 
 def test_a_pass_is_a_shard_at_least(tmp_path):
-    found = [sources.Source("npy", f"{n}.npy", 10**6, 3072 * 10**6 + 128) for n in range(2)]
+    found = [formats.Source("npy", f"{n}.npy", 10**6, 3072 * 10**6 + 128) for n in range(2)]
     for batch, wanted in ((1000, 286), (43690, 46)):
         (tmp_path / str(batch)).mkdir()
         assert shards.write(found, tmp_path / str(batch), batch=batch).shards == wanted
     (tmp_path / "files").mkdir()  # of which nobody knows what is in them
-    found = [sources.Source("image", f"{n}.jpg", 1, 1 << 20) for n in range(8)]
+    found = [formats.Source("image", f"{n}.jpg", 1, 1 << 20) for n in range(8)]
     assert shards.write(found, tmp_path / "files", batch=43690).shards == 2
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from cnn_engine import infer
 from cnn_engine.infer import readers, shards
-from cnn_engine.infer.sources import Source
+from cnn_engine.infer.formats import Source
 
 
 @pytest.fixture(autouse=True)

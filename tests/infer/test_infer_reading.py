@@ -18,7 +18,7 @@ import pytest
 from cnn_engine import Engine, infer
 from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.errors import InputError
-from cnn_engine.infer import buffers, readers, shards, sources, stage_limits
+from cnn_engine.infer import buffers, formats, readers, shards, stage_limits
 from cnn_engine.measure import environment
 from cnn_engine.plan.schedule import Schedule
 
@@ -148,7 +148,7 @@ def test_arrays_are_read_in_parts_while_the_next_chunk_is_begun(images, tmp_path
         np.save(path, some)
     pieces = [shards.Piece("npy", str(path), 0, 150, 1) for path in paths]
     memory = _Slots(230)  # the first chunk is of both files
-    wanted = sources.Wanted((3, 32, 32), {})
+    wanted = formats.Wanted((3, 32, 32), {})
     found = list(readers.chunks(pieces, memory.size, wanted, memory))
     assert [len(chunk) for chunk in found] == [230, 70]
     assert not any(array.any() for array in memory.made)
@@ -235,18 +235,18 @@ def test_nothing_reads_into_memory_that_is_given_back(images, tmp_path, monkeypa
     pieces = [shards.Piece("npy", str(path), 0, 300, 1) for path in paths]
     np.save(paths[1], images[:200])  # since it was planned
     with pytest.raises(InputError, match="expected 300 images as planned"):
-        list(readers.chunks(pieces, 1000, sources.Wanted((3, 32, 32), {}), _Slots(1000)))
+        list(readers.chunks(pieces, 1000, formats.Wanted((3, 32, 32), {}), _Slots(1000)))
     assert len(done) == -(
         -images.nbytes // 10_000
     )  # of the first file: all ended before it was told
 
     np.save(paths[1], images)
     memory = _Slots(600)
-    (chunk,) = readers.chunks(pieces, 1000, sources.Wanted((3, 32, 32), {}), memory)
+    (chunk,) = readers.chunks(pieces, 1000, formats.Wanted((3, 32, 32), {}), memory)
     assert chunk.finish_reading() is not None
     assert np.array_equal(memory.made[0][300:], images)
     done.clear()
-    (chunk,) = readers.chunks(pieces, 1000, sources.Wanted((3, 32, 32), {}), memory)
+    (chunk,) = readers.chunks(pieces, 1000, formats.Wanted((3, 32, 32), {}), memory)
     os.truncate(paths[0], 50_000)  # while it is read
     with pytest.raises(InputError, match="bytes more, found its end"):
         chunk.finish_reading()

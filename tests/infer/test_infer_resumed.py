@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cnn_engine import infer
-from cnn_engine.infer import shards, sources
+from cnn_engine.infer import formats, shards, sources, stamps
 from cnn_engine.infer.output import KEY, Record
 from cnn_engine.infer.output_dir import Folder
 from cnn_engine.infer.shards import Shard
@@ -196,25 +196,25 @@ def test_stamps_tell_what_changed(tmp_path):
     path = tmp_path / "a-images-idx3-ubyte"
     labels = tmp_path / "a-labels-idx1-ubyte"
     path.write_bytes(bytes(200_000))
-    before = sources.stamp("idx", str(path))
+    before = stamps.stamp("idx", str(path))
     labels.write_bytes(bytes(9))
-    after = sources.stamp("idx", str(path))
-    assert sources.difference(before, after) == "file of labels"
+    after = stamps.stamp("idx", str(path))
+    assert stamps.difference(before, after) == "file of labels"
     labels.write_bytes(bytes(10))
-    assert "of the file of labels" in sources.difference(after, sources.stamp("idx", str(path)))
+    assert "of the file of labels" in stamps.difference(after, stamps.stamp("idx", str(path)))
     times = path.stat().st_mtime_ns
     copy = tmp_path / "b-images-idx3-ubyte"
     shutil.copy(path, copy)
     os.utime(copy, ns=(1, times + 10**9))
-    first, second = sources.stamp("image", str(path)), sources.stamp("image", str(copy))
-    assert sources.difference(first, second) == "time of change"
-    assert sources.without_time(first) == sources.without_time(second)
+    first, second = stamps.stamp("image", str(path)), stamps.stamp("image", str(copy))
+    assert stamps.difference(first, second) == "time of change"
+    assert stamps.without_time(first) == stamps.without_time(second)
     for place in (0, 4095, 199_999):  # an image's two ends
         data = bytearray(200_000)
         data[place] = 1
         copy.write_bytes(data)
         os.utime(copy, ns=(1, times))
-        assert sources.difference(first, sources.stamp("image", str(copy))) == "content"
+        assert stamps.difference(first, stamps.stamp("image", str(copy))) == "content"
 
 
 def test_an_input_that_is_gone_is_asked_for_only_where_it_is_needed(words, tmp_path, capsys):
@@ -245,7 +245,7 @@ def test_of_a_set_aside_shard_the_input_may_be_mended_once(tmp_path, capsys):
 def test_a_plan_is_told_by_what_files_have_not_by_their_times(tmp_path):
     infer_inputs.make("npy", tmp_path, infer_inputs.pixels(4))
     (path,) = tmp_path.glob("*.npy")
-    wanted = sources.Wanted((3, 32, 32), {})
+    wanted = formats.Wanted((3, 32, 32), {})
     digests = []
     for number, time in enumerate((5, 6, 6)):
         if number == 2:
