@@ -6,7 +6,6 @@ import argparse
 import hashlib
 import json
 import os
-import re
 import shlex
 import sys
 from contextlib import ExitStack
@@ -14,152 +13,24 @@ from time import perf_counter
 from typing import Any
 
 from .. import cli
-from ..devices import cuda_module, threads
 from ..errors import CnnEngineError, expected
 from ..io.files import write_text
-from ..io.preprocess import Preprocess
-from ..kernels import select
 from ..measure.environment import Stopwatch, host_load
-from . import chunk, estimate, formats, output, packages, sources, summary
+from . import chunk, estimate, formats, output, sources, summary
 from .buffers import INPUTS
 from .display import Display, Metrics
+from .options import check_options, columns_of, is_cuda, parser, worker_count
 from .output import Record
 from .output_dir import Folder
 from .progress import Tracker
 from .shards import Shard
 from .supervise import Supervisor
 
-MOST_WORKERS = 4096
-
-#: CPUs of a worker that decodes for a GPU, where it has more than one worker: threads of one process wait for
-#: each other, since Pillow takes Python's lock many times per image.
-CPUS_A_WORKER, MOST_A_GPU = 4, 4
-
 #: Bad images, and lost labels, that are named on standard error.
 NAMED = 10
 
 #: Seconds that a stage is measured alone for: at most, as a share of the run, and at least.
 CEILING_S, CEILING_SHARE, LEAST_CEILING_S = 2.0, 0.1, 0.25
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
-          "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}  # fmt: skip
-
-
-def parser() -> argparse.ArgumentParser:
-    """Returns the command's parser."""
-    p = cli.ArgumentParser(
-        prog="cnn-engine infer",
-        description="Runs a network over data sets of any size and writes a row per image to Parquet files, "
-        "each image once, whatever dies on the way: the same command again does what is missing. Shards of "
-        "the input are computed by worker processes of this machine, by Ray, or by the tasks of a cluster's "
-        "array of jobs.",
-        epilog="exit codes: 0 done; 1 some shards were set aside, which are named, and all others are done, "
-        "or more images are bad than --max-bad says; 2 the input is at fault; 130 interrupted by Ctrl-C and "
-        "143 by SIGTERM, what was done is kept",
-    )
-    count = cli.whole_number
-    p.add_argument(
-        "inputs",
-        metavar="INPUT",
-        nargs="*",
-        help="folders, image files, WebDataset tars, Parquet files (of image bytes or of arrays), CIFAR-10's "
-        ".bin, IDX, .npy, .npz of all inputs by name; globs of them; or @LIST, a file with one of these per "
-        "line",
-    )
-    p.add_argument("--output", metavar="DIR", help="the folder of the rows, created where missing")
-    cli.add_network(p)
-    p.add_argument(
-        "--weights", default="default", help="default (default), random, or a file as for run"
-    )
-    p.add_argument(
-        "--device", default="auto",
-        help="auto (default), cpu, cuda: a worker a GPU; or cuda:N: that GPU alone",
-    )  # fmt: skip
-    p.add_argument("--variant", default="auto", help="as for run (default: auto)")
-    p.add_argument("--reduction", action=argparse.BooleanOptionalAction, help="as for run")
-    p.add_argument(
-        "--dtype", default="float32", help=f"default: float32; or of {', '.join(select.DTYPES)}"
-    )
-    p.add_argument("--batch", type=count(1, 10**8), help="images per pass (default: by rule)")
-    p.add_argument(
-        "--preprocess", metavar="WHAT", help="what is done to images that are not of the network's size, "
-        "such as imagenet, or resize=256,crop=224 (default: what the model's file says, else "
-        "they must be); all are turned upright as EXIF says, unless orientation=ignore is given",
-    )  # fmt: skip
-    p.add_argument(
-        "--columns", default="", metavar="image=NAME,label=NAME,id=NAME",
-        help="columns of Parquet files (default: "
-        + "; ".join(f"{role}: the first of {', '.join(names)}" for role, names in formats.COLUMNS.items())
-        + ")",
-    )  # fmt: skip
-    p.add_argument(
-        "--top", type=count(1, 10**6), metavar="K",
-        help="keep the K largest numbers and their classes (default: all); columns call them probabilities "
-        "where the network ends in a softmax, else outputs",
-    )  # fmt: skip
-    p.add_argument(
-        "--max-bad", type=count(0, 10**12), metavar="N",
-        help="exit with 1 where more images than N are bad, once all are done (default: no limit)",
-    )  # fmt: skip
-    p.add_argument(
-        "--shard-size", type=_size, metavar="SIZE",
-        help="of input in a shard, such as 64MB (default: a 256th of all, from 4 MiB, or a pass over arrays, "
-        "to 1 GiB)",
-    )  # fmt: skip
-    p.add_argument(
-        "--workers", type=_workers, default="auto", metavar="N",
-        help=f"auto (default): one per GPU, and up to {MOST_A_GPU} where there are files to decode; one per "
-        "CPU; each has its share of the CPUs",
-    )  # fmt: skip
-    p.add_argument(
-        "--threads", type=count(1, threads.MOST), help="of each worker (default: its share)"
-    )
-    p.add_argument(
-        "--engine", choices=("local", "ray"), default="local",
-        help="what runs the workers (default: local, processes of this machine)",
-    )  # fmt: skip
-    p.add_argument(
-        "--address", help="of a Ray cluster, or auto (default: one that ends with this command)"
-    )
-    p.add_argument("--shard-index", type=count(0, 10**6), metavar="I", help="of an array of jobs: do every "
-                   "N-th shard from the I-th on, I from 0")  # fmt: skip
-    p.add_argument("--shard-count", type=count(1, 10**6), metavar="N", help="how many jobs it has")
-    p.add_argument(
-        "--stall", type=cli.number(0, 10**7), default=600, metavar="S",
-        help="end and replace a worker that made no progress for so long (default: 600)",
-    )  # fmt: skip
-    p.add_argument(
-        "--verify", action="store_true", help="read all that is there with its checksums, and do again what "
-        "is broken",
-    )  # fmt: skip
-    p.add_argument(
-        "--ceilings", action=argparse.BooleanOptionalAction, default=True,
-        help="measure each stage alone at the end, for the report (default: yes)",
-    )  # fmt: skip
-    p.add_argument(
-        "--metrics",
-        metavar="PATH",
-        help="write progress in Prometheus' text format, again and again",
-    )
-    p.add_argument("--json", metavar="PATH", help="write the report as JSON; - for standard output")
-    p.add_argument(
-        "--html", metavar="PATH", help="write the report as one page; - for standard output"
-    )
-    p.add_argument("--quiet", action="store_true", help="print no report and no progress")
-    estimate.add_options(p)
-    return p
-
-
-def _size(text: str) -> int:
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([kmgt]?i?)b?", text.strip().lower())
-    value = float(match[1]) * _UNITS.get(match[2], 0) if match else 0
-    if not 1 <= value <= 1 << 50:
-        raise argparse.ArgumentTypeError(f"expected a size such as 64MB or 1GiB, found {text!r}")
-    return int(value)
-
-
-def _workers(text: str) -> int | str:
-    return text if text == "auto" else cli.whole_number(1, MOST_WORKERS)(text)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -171,45 +42,11 @@ def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     if options.plan is not None:
         return estimate.main(options)
-    _check(options)
+    check_options(options)
     words = sys.argv[1:] if arguments is None else arguments
     command = shlex.join(["python", "-m", "cnn_engine.infer", *words])
     with ExitStack() as stack:
         return _Run(options, command, stack).run()
-
-
-def _check(options: argparse.Namespace) -> None:
-    if not options.inputs:
-        raise expected("INPUT", "a folder or file of images", "none")
-    if options.output is None:
-        raise expected("--output", "a folder for the rows", "none")
-    if (options.shard_index is None) != (options.shard_count is None):
-        raise expected("--shard-index", "--shard-count beside it", "one without the other")
-    if options.shard_count is not None and options.shard_index >= options.shard_count:
-        raise expected("--shard-index", f"below {options.shard_count}", options.shard_index)
-    if options.address is not None and options.engine != "ray":
-        raise expected("--address", "the option --engine ray beside it", options.engine)
-    if options.preprocess is not None:
-        Preprocess.parse(options.preprocess)
-    packages.arrow()
-    outputs = {f"--{name}": getattr(options, name) for name in ("metrics", "json", "html")}
-    cli.check_outputs(outputs, cli.files_read(options))
-    place = os.path.realpath(options.output)
-    for path in options.inputs:
-        if os.path.isdir(path) and os.path.commonpath([place, os.path.realpath(path)]) == (
-            os.path.realpath(path)
-        ):
-            raise expected("--output", f"a folder outside of the input {path}", options.output)
-
-
-def _columns(text: str) -> dict[str, str]:
-    found = {}
-    for word in filter(None, text.split(",")):
-        role, equals, name = word.partition("=")
-        if role not in formats.COLUMNS or not equals or not name:
-            raise expected("--columns", "image=NAME,label=NAME,id=NAME", repr(word))
-        found[role] = name
-    return found
 
 
 class _Run:
@@ -220,7 +57,7 @@ class _Run:
         self._watch, self._load = Stopwatch(), host_load()
         self._display = Display(options.quiet)
         self._metrics = Metrics(options.metrics)
-        self._wanted_columns = _columns(options.columns)
+        self._wanted_columns = columns_of(options.columns)
         self._trial: dict[str, list[dict[str, Any]]] = {}
         self._ceilings: dict[str, list[dict[str, Any]]] = {}
         self._working_s = 0.0
@@ -231,10 +68,10 @@ class _Run:
         self._folder = self._stack.enter_context(Folder(options.output, index, count))
         self._stack.callback(self._folder.clean)
         begun = self._folder.document()
-        cuda = _is_cuda(options.device)
+        cuda = is_cuda(options.device)
         # Where a GPU's memory and workers are by kind; of a large folder it takes a while to tell.
         kind = sources.first_kind(options.inputs, self._wanted_columns) if cuda else None
-        workers = _worker_count(options, cuda, kind)
+        workers = worker_count(options, cuda, kind)
         pool = self._pool(begun, workers, cuda, kind)
         self._stack.callback(pool.close)
         self._stack.callback(self._display.stop)
@@ -519,27 +356,3 @@ def _check_reads(source: formats.Source, hello: dict[str, Any]) -> None:
                 "none",
             )
         raise expected(source.path, f"{hello['reads'][0]} images, as the model reads", becomes)
-
-
-def _is_cuda(device: str) -> bool:
-    if device == "auto":
-        return cuda_module.unavailable() is None
-    return device.startswith("cuda")
-
-
-def _worker_count(options: argparse.Namespace, cuda: bool, kind: str | None) -> int:
-    """Returns how many workers there are, for inputs of a kind."""
-    if options.workers != "auto":
-        return options.workers
-    if options.engine == "ray":
-        from ..ray_cluster import cluster_workers
-
-        return cluster_workers(options.address, cuda)
-    if cuda:
-        from .local_pool import visible_gpus
-
-        gpus = 1 if ":" in options.device else max(len(visible_gpus()), 1)
-        if ":" in options.device or kind not in formats.ENCODED:
-            return gpus
-        return gpus * min(max(threads.default() // gpus // CPUS_A_WORKER, 1), MOST_A_GPU)
-    return threads.default()

@@ -17,7 +17,7 @@ import pytest
 from cnn_engine import Engine, infer
 from cnn_engine import __main__ as doors
 from cnn_engine.devices import threads
-from cnn_engine.infer import array_readers, buffers, command, formats, local_pool, shards, sources
+from cnn_engine.infer import array_readers, buffers, formats, local_pool, options, shards, sources
 
 ENGINE = Engine("cifar10", device="cpu", threads=1)
 
@@ -164,12 +164,12 @@ def test_workers_by_rule(images, tmp_path, monkeypatch):
     def workers(name, device="cuda", cpus=32, *more):
         monkeypatch.setattr(threads, "default", lambda: cpus)
         words = [str(tmp_path / name), "--device", device, *more]
-        options = command.parser().parse_args(words)
-        kind = sources.first_kind(options.inputs, {})
-        return command._worker_count(options, device != "cpu", kind)
+        asked = options.parser().parse_args(words)
+        kind = sources.first_kind(asked.inputs, {})
+        return options.worker_count(asked, device != "cpu", kind)
 
     assert workers("arrays") == 2
-    assert workers("files") == 2 * command.MOST_A_GPU
+    assert workers("files") == 2 * options.MOST_A_GPU
     assert workers("files", cpus=16) == 4  # each of them has four CPUs
     assert workers("files", cpus=2) == 2
     assert workers("files", "cuda:1") == workers("nothing", "cuda:1") == 1
