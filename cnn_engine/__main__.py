@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from . import cli, environment_variables
+from . import cli, environment_variables, shared_options
 from .errors import did_you_mean
 
 COMMANDS = {
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _version_or_list(arguments: list[str] | None) -> int:
     parser = cli.ArgumentParser(prog="cnn-engine")
-    cli.add_list(parser)
+    shared_options.add_list(parser)
     parser.parse_args(arguments)
     return cli.DONE
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import cli
+from . import cli, shared_options
 from .devices import threads
 from .engine.engine import Engine
 from .errors import InputError, UnsupportedError, expected
@@ -176,8 +176,8 @@ def parser() -> cli.ArgumentParser:
         epilog="exit codes: 0 done; 2 the input is at fault, or some photos are, which are named",
     )
     p.add_argument("photos", metavar="PHOTO", nargs="+", help="image files, or folders of them")
-    cli.add_network(p)
-    cli.add_images(p)
+    shared_options.add_network(p)
+    shared_options.add_images(p)
     p.add_argument(
         "--top", type=cli.whole_number(1, 10**6), default=5, metavar="N",
         help="classes that are shown of each photo (default: 5)",
@@ -205,9 +205,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     files = _files(options.photos)
-    cli.check_outputs({"--json": options.json}, [*cli.files_read(options), *files])
+    cli.check_outputs({"--json": options.json}, [*shared_options.files_read(options), *files])
     classifier = Classifier(
-        cli.workload_of(options),
+        shared_options.workload_of(options),
         preprocess=options.preprocess,
         classes=options.classes,
         device=options.device,

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from . import callables, cli
+from . import callables, cli, shared_options
 from .engine.check import tolerance_of_constants
 from .errors import InputError, did_you_mean, expected
 from .graph.onnx import load
@@ -454,7 +454,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
-    cli.check_outputs({"--output": options.output}, cli.files_read(options))
+    cli.check_outputs({"--output": options.output}, shared_options.files_read(options))
     if options.output == "-":
         raise expected("--output", "the path of a file", "-")
     if options.preprocess is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from . import cli
+from . import cli, shared_options
 from .devices import openacc_mapping, openacc_module
 from .engine import inspection
 from .errors import expected
@@ -41,13 +41,13 @@ def parser() -> cli.ArgumentParser:
         help="a GPU or CPU in the place of this machine's, which need not be here: "
         f"{', '.join(NAMES)}",
     )  # fmt: skip
-    cli.add_model_inputs(p)
-    cli.add_kernels(p)
+    shared_options.add_model_inputs(p)
+    shared_options.add_kernels(p)
     p.add_argument(
         "--dtype", choices=DTYPES, default="float32",
         help="what the GPU, or the target, may round to what it multiplies (default: float32)",
     )  # fmt: skip
-    cli.add_reports(p, "a picture of the graph")
+    shared_options.add_reports(p, "a picture of the graph")
     return p
 
 
@@ -67,7 +67,7 @@ def _main(arguments: list[str] | None) -> int:
     if options.model is None:
         raise expected("PATH", "an .onnx file, or --device openacc", "none")
     try:
-        graph = load(options.model, batch=options.batch, **cli.model_inputs(options))
+        graph = load(options.model, batch=options.batch, **shared_options.model_inputs(options))
     except UnsupportedNodesError as error:
         if options.json:
             content = report.unsupported_dict(options.model, error.nodes)

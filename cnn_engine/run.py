@@ -11,7 +11,7 @@ from time import perf_counter
 
 import numpy as np
 
-from . import cli, report
+from . import cli, report, shared_options
 from .devices import threads
 from .engine.engine import Engine
 from .errors import expected
@@ -41,11 +41,11 @@ def parser() -> argparse.ArgumentParser:
         "input is at fault; 130 interrupted, what was measured is still written",
     )
     count = cli.whole_number
-    cli.add_network(p)
+    shared_options.add_network(p)
     rows = "; ".join(f"{row.name}: {row.summary}" for row in select.VARIANTS.values())
     p.add_argument("--variant", default="auto", help=f"{rows}; auto (default): the fastest")
-    cli.add_kernels(p)
-    cli.add_tune(p)
+    shared_options.add_kernels(p)
+    shared_options.add_tune(p)
     p.add_argument(
         "--reduction",
         action=argparse.BooleanOptionalAction,
@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
         "a path that the network's data set understands; or files of images: a folder with one folder a "
         "class, a list of them (.txt: path and label a line), one image",
     )
-    cli.add_images(p)
+    shared_options.add_images(p)
     p.add_argument(
         "--weights",
         default="default",
@@ -224,15 +224,15 @@ def _main(arguments: list[str] | None) -> int:
     outputs = {name: getattr(options, name) for name in ("json", "csv", "trace", "html")}
     _check_outputs(outputs, options)
 
-    found = cli.workload_of(options)
+    found = shared_options.workload_of(options)
     drawing = _drawing(options, found)
     start = perf_counter()
-    dataset = cli.dataset_of(options, found, options.images)
+    dataset = shared_options.dataset_of(options, found, options.images)
     load_data_s = perf_counter() - start
 
     engine = Engine(
         found,
-        weights=cli.weights_of(options, found),
+        weights=shared_options.weights_of(options, found),
         device=options.device,
         variant=options.variant,
         reduction=options.reduction,
@@ -419,7 +419,7 @@ def _check_outputs(outputs: dict[str, str | None], options: argparse.Namespace) 
     if options.roofline:
         paths["--roofline"] = options.roofline
         plot.check("--roofline", options.roofline)
-    cli.check_outputs(paths, cli.files_read(options))
+    cli.check_outputs(paths, shared_options.files_read(options))
 
 
 if __name__ == "__main__":

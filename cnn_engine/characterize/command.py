@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .. import cli, devices
+from .. import cli, devices, shared_options
 from ..devices import threads
 from ..errors import CnnEngineError, InputError, expected
 from ..graph.form import form_of
@@ -41,15 +41,15 @@ def parser() -> argparse.ArgumentParser:
         "failed (the others are measured); 2 the input is at fault; 130 interrupted, what was measured "
         "is still written",
     )
-    cli.add_network(p)
+    shared_options.add_network(p)
     p.add_argument(
         "--variant",
         action="append",
         help="variants with commas between, or repeated: "
         f"auto, {', '.join(select.VARIANTS)} (default: auto)",
     )
-    cli.add_kernels(p)
-    cli.add_tune(p)
+    shared_options.add_kernels(p)
+    shared_options.add_tune(p)
     p.add_argument(
         "--reduction",
         action=argparse.BooleanOptionalAction,
@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
     p.add_argument("--data", default="auto", help="auto (default), synthetic, or a path; see run")
-    cli.add_images(p)
+    shared_options.add_images(p)
     p.add_argument(
         "--weights", default="default", help="default (default), random, or a path; see run"
     )
@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
         default="float32",
         help=f"one of {', '.join(TORCH_DTYPES)} (default: float32)",
     )
-    cli.add_batch_sizes(p, DEFAULT_BATCHES)
+    shared_options.add_batch_sizes(p, DEFAULT_BATCHES)
     p.add_argument(
         "--threads",
         type=cli.whole_number(1, threads.MOST),
@@ -332,7 +332,9 @@ def _environment(device: Any) -> dict[str, Any]:
 
 
 def _batches(texts: list[str] | None) -> list[int]:
-    return cli.batch_sizes(texts or [DEFAULT_BATCHES], "--batch", MOST_BATCHES, LARGEST_BATCH)
+    return shared_options.batch_sizes(
+        texts or [DEFAULT_BATCHES], "--batch", MOST_BATCHES, LARGEST_BATCH
+    )
 
 
 def _shape(words: str) -> tuple[int, ...]:
@@ -357,9 +359,9 @@ def _subjects(
     subjects: list[Subject] = []
     about: dict[str, Any] = {"batches": batches}
     if ours:
-        found = cli.workload_of(options)
+        found = shared_options.workload_of(options)
         dataset = _load_data(found, options, batches)
-        weights = cli.weights_of(options, found)
+        weights = shared_options.weights_of(options, found)
         about |= {
             "weights": weights,
             "dataset": {
@@ -404,10 +406,12 @@ def _images_for(found: Workload, batches: list[int]) -> int | None:
 def _load_data(found: Workload, options: argparse.Namespace, batches: list[int]) -> Dataset:
     wanted = options.images or _images_for(found, batches)
     try:
-        dataset = cli.dataset_of(options, found, wanted, held_bytes=None)
+        dataset = shared_options.dataset_of(options, found, wanted, held_bytes=None)
     except InputError as error:
         if options.images is not None or not str(error).startswith("images:"):
             raise
-        dataset = cli.dataset_of(options, found, None, held_bytes=None)  # fewer: all there are
+        dataset = shared_options.dataset_of(
+            options, found, None, held_bytes=None
+        )  # fewer: all there are
     check_images(dataset, batches)
     return dataset

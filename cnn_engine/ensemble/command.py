@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import cli, devices
+from .. import cli, devices, shared_options
 from ..devices import cuda_module, threads
 from ..errors import CnnEngineError, InputError, expected
 from ..io.files import lock_folder, make_folder
@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 done; 1 a rank died, hangs or failed in a way of its own; 2 the input is at "
         "fault; 130 interrupted. Under mpirun the launcher may have its own code, never 0",
     )
-    cli.add_list(p)
+    shared_options.add_list(p)
     count = cli.whole_number
     add = p.add_argument
     designs = "; ".join(f"{name}: {what}" for name, what in DESIGNS.items())
@@ -238,7 +238,7 @@ def _check(options: argparse.Namespace) -> None:
         raise expected("--data-parallel", "one member, and no --design", "others")
     found = {f"--{name}": getattr(options, name) for name in ("json", "csv", "trace", "html")}
     if not launched_rank():
-        cli.check_outputs(found, cli.files_read(options))
+        cli.check_outputs(found, shared_options.files_read(options))
     _specs(options)
     if options.preprocess is not None:
         preprocess = Preprocess.parse(options.preprocess)

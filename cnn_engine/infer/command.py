@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from time import perf_counter
 from typing import Any
 
-from .. import cli
+from .. import cli, shared_options
 from ..errors import CnnEngineError, expected
 from ..io.files import write_text
 from ..measure.environment import Stopwatch, host_load
@@ -155,7 +155,7 @@ class _Run:
         batch = options.batch
         if batch is None and begun is not None:
             batch = begun["settings"]["batch"]  # the rule may say otherwise on another machine
-        cli.model_inputs(options)
+        shared_options.model_inputs(options)
         weights = options.weights
         if weights not in ("default", "random"):
             weights = os.path.abspath(weights)

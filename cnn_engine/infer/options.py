@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 
-from .. import cli
+from .. import cli, shared_options
 from ..devices import cuda_module, threads
 from ..errors import expected
 from ..io.preprocess import Preprocess
@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
         "line",
     )
     p.add_argument("--output", metavar="DIR", help="the folder of the rows, created where missing")
-    cli.add_network(p)
+    shared_options.add_network(p)
     p.add_argument(
         "--weights", default="default", help="default (default), random, or a file as for run"
     )
@@ -162,7 +162,7 @@ def check_options(options: argparse.Namespace) -> None:
         Preprocess.parse(options.preprocess)
     packages.arrow()
     outputs = {f"--{name}": getattr(options, name) for name in ("metrics", "json", "html")}
-    cli.check_outputs(outputs, cli.files_read(options))
+    cli.check_outputs(outputs, shared_options.files_read(options))
     place = os.path.realpath(options.output)
     for path in options.inputs:
         if os.path.isdir(path) and os.path.commonpath([place, os.path.realpath(path)]) == (

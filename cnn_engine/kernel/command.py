@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .. import cli, devices
+from .. import cli, devices, shared_options
 from ..devices import threads as thread_counts
 from ..engine.loading import read_weights
 from ..errors import expected
@@ -90,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
     ranks.add_argument(
         "files", metavar="SUBMISSION", nargs="+", help="kernel files of one operator"
     )
-    cli.add_network(ranks)
+    shared_options.add_network(ranks)
     _add_common(ranks)
     ranks.add_argument(
         "--batch", type=cli.whole_number(1, 65536), default=16, metavar="N",
@@ -342,10 +342,10 @@ def _ranked(
 def _graph(options: argparse.Namespace) -> tuple[str, int, Graph]:
     """Returns a network's name, a batch and the graph for it; only shapes matter: weights are random."""
     if options.model is not None:  # any graph: that of no classifier too
-        model = Model(onnx.load(options.model, **cli.model_inputs(options)))
+        model = Model(onnx.load(options.model, **shared_options.model_inputs(options)))
         size = options.batch if model.any_batch else model.batch
         return model.name, size, passes.simplify(model.graph(size, False, {}))
-    workload = cli.workload_of(options)
+    workload = shared_options.workload_of(options)
     weights, _ = read_weights("random", workload.network, workload.default_weights)
     batch = options.batch
     return workload.name, batch, workload.network.graph(batch, False, weights)

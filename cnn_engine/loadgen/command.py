@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import cli
+from .. import cli, shared_options
 from ..devices import cpu, threads
 from ..errors import UnsupportedError, expected
 from ..graph.model import Model
@@ -39,8 +39,8 @@ def parser() -> cli.ArgumentParser:
         "LoadGen's own logs are kept.",
         epilog="exit codes: 0 done; 1 LoadGen found a run INVALID; 2 an option or a file is at fault",
     )
-    cli.add_network(p)
-    cli.add_images(p)
+    shared_options.add_network(p)
+    shared_options.add_images(p)
     p.add_argument(
         "--data",
         default="auto",
@@ -130,7 +130,7 @@ def _main(arguments: list[str] | None) -> int:
     options.threads = threads.check(options.threads, "--threads")
     options.scenario = list(dict.fromkeys(options.scenario or ["SingleStream"]))
     options.contestant = list(dict.fromkeys(options.contestant or ["cnn_engine"]))
-    cli.check_outputs({"--json": options.json}, cli.files_read(options))
+    cli.check_outputs({"--json": options.json}, shared_options.files_read(options))
     purpose, extra = "that issues the queries", "cnn-engine[loadgen]"
     loadgen = cli.need("loadgen", "mlperf_loadgen", "mlcommons-loadgen", purpose, extra)
     run = Run(options, loadgen)
@@ -160,7 +160,7 @@ class Run:
 
     def __init__(self, options: argparse.Namespace, loadgen: Any) -> None:
         self._options, self._loadgen = options, loadgen
-        found = cli.workload_of(options)
+        found = shared_options.workload_of(options)
         self._network = found.network
         network = self._network
         is_model = isinstance(network, Model)
@@ -170,7 +170,7 @@ class Run:
         self._only = network.batch if is_model and not network.any_batch else None
         random = options.data == "synthetic" or (options.data == "auto" and options.model)
         count = options.images or (IMAGES if random else None)
-        dataset = cli.dataset_of(options, found, count)
+        dataset = shared_options.dataset_of(options, found, count)
         self._images = np.ascontiguousarray(dataset.images[: rules.HELD])
         self._labels = None if dataset.labels is None else np.asarray(dataset.labels)[: rules.HELD]
         self._shows = not options.quiet and options.json != "-"

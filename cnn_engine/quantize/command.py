@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .. import cli
+from .. import cli, shared_options
 from ..errors import expected
 from ..graph.form import form_of
 from ..io import image_files
@@ -43,13 +43,13 @@ def parser() -> cli.ArgumentParser:
         help="images that are typical: a folder or list of files, in folders by class where the loss is to "
         "be of top-1 accuracy; a .npy or .npz; or synthetic: random numbers, to try the command (default)",
     )  # fmt: skip
-    cli.add_images(p)
+    shared_options.add_images(p)
     p.add_argument(
         "--inputs", metavar="FILE.npz",
         help="in the place of --data, for networks that do not take images: every input by name, dimension 0 "
         "being the samples; labels where the file has them",
     )  # fmt: skip
-    cli.add_model_inputs(p)
+    shared_options.add_model_inputs(p)
     p.add_argument(
         "--images", type=cli.whole_number(1, 1 << 20), default=IMAGES, metavar="N",
         help=f"at most so many images, spread over --data (default: {IMAGES})",
@@ -80,7 +80,7 @@ def parser() -> cli.ArgumentParser:
     )  # fmt: skip
     p.add_argument("--output", metavar="PATH", required=True, help="the quantized .onnx file")
     p.add_argument("--device", default="cpu", help="what calibrates: cpu (default), cuda, cuda:N")
-    cli.add_reports(p, "the report and a chart")
+    shared_options.add_reports(p, "the report and a chart")
     return p
 
 
@@ -94,7 +94,7 @@ def _main(arguments: list[str] | None) -> int:
     outputs = {"--output": options.output, "--json": options.json, "--html": options.html}
     if options.output == "-":
         raise expected("--output", "a path", "-")
-    cli.check_outputs(outputs, [options.model, *cli.files_read(options)])
+    cli.check_outputs(outputs, [options.model, *shared_options.files_read(options)])
     if options.max_loss is not None and not 0 <= options.max_loss <= 100:
         raise expected("--max-loss", "0 to 100 points", options.max_loss)
     dataset = _dataset(options)
@@ -131,7 +131,7 @@ def _dataset(options: argparse.Namespace) -> Dataset:
         if options.data != "synthetic":
             raise expected("--inputs", "no --data beside it", options.data)
         options.data = "auto"
-    found = cli.workload_of(options)
+    found = shared_options.workload_of(options)
     form = form_of(found.network, found.network.base)
 
     def most(count: int) -> int:
@@ -140,12 +140,12 @@ def _dataset(options: argparse.Namespace) -> Dataset:
         return max(min(count, options.images) // least, 1) * least if form.rows else 1
 
     if options.inputs is None and options.data == "synthetic":
-        return cli.dataset_of(options, found, most(options.images))
+        return shared_options.dataset_of(options, found, most(options.images))
     if options.inputs is None and image_files.is_image_files(options.data):
         outputs = found.network.classes if form.is_of_rows else None
         count = len(image_files.find(options.data, outputs))
-        return cli.dataset_of(options, found, most(count), held_bytes=None)
-    dataset = cli.dataset_of(options, found, None)
+        return shared_options.dataset_of(options, found, most(count), held_bytes=None)
+    dataset = shared_options.dataset_of(options, found, None)
     count = len(dataset)
     places = np.arange(most(count)) * count // most(count)
     images, labels = dataset.images, dataset.labels

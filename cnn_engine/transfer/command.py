@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .. import cli, devices, workload
+from .. import cli, devices, shared_options, workload
 from ..errors import CnnEngineError, DeviceError, InputError, UnsupportedError, expected
 from ..io.progress import Progress
 from ..measure import environment
@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 done; 1 what arrived was not what was sent; 2 the input is at fault; 130 "
         "interrupted, what was measured is still written",
     )
-    cli.add_list(p)
+    shared_options.add_list(p)
     count = cli.whole_number
     p.add_argument(
         "--network", nargs="+", default=[], metavar="NAME",
@@ -54,12 +54,12 @@ def parser() -> argparse.ArgumentParser:
         "--model", action="append", default=[], metavar="FILE.onnx",
         help="the images, or bytes of other inputs, and the weights of an ONNX model; repeated for more",
     )  # fmt: skip
-    cli.add_model_inputs(p)
+    shared_options.add_model_inputs(p)
     p.add_argument(
         "--shape", action="append", default=[], metavar="C,H,W",
         help="images of this shape, such as 3,224,224; repeated for more",
     )  # fmt: skip
-    cli.add_batch_sizes(p, DEFAULT_BATCHES)
+    shared_options.add_batch_sizes(p, DEFAULT_BATCHES)
     p.add_argument(
         "--direction", choices=(*subjects.DIRECTIONS, "both", subjects.BETWEEN), default="h2d",
         help="host to device (default), device to host, or both; d2d: to another GPU, --peer",
@@ -118,7 +118,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _sizes(texts: list[str], option: str) -> list[int]:
-    return cli.batch_sizes(texts, option, subjects.MOST_BATCHES, subjects.LARGEST_BATCH)
+    return shared_options.batch_sizes(texts, option, subjects.MOST_BATCHES, subjects.LARGEST_BATCH)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -181,7 +181,7 @@ def _each(choice: str, all_of_them: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _models(options: argparse.Namespace) -> list[Subject]:
-    given = cli.model_inputs(options)
+    given = shared_options.model_inputs(options)
     return [subjects.of_model(path, **given) for path in options.model]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import cli
+from .. import cli, shared_options
 from ..errors import expected
 from ..io.files import read_json, write_text
 from ..report import text as text_report
@@ -181,9 +181,9 @@ def _planned(options: argparse.Namespace, subjects: list[Subject], dtype: str) -
         raise expected(
             "--output-bytes", f"the bytes copied out per image of {subject.name}", "none"
         )
-    sizes = cli.batch_sizes(options.batch or [BATCHES], "--batch", 1000, 10**7)
+    sizes = shared_options.batch_sizes(options.batch or [BATCHES], "--batch", 1000, 10**7)
     sizes = sorted({min(size, options.plan) for size in sizes})
-    counts = cli.batch_sizes(options.buffers or [COUNTS], "--buffers", 100, MOST_BUFFERS)
+    counts = shared_options.batch_sizes(options.buffers or [COUNTS], "--buffers", 100, MOST_BUFFERS)
     moved = subject.image_bytes(dtype), given
     copies, source = _copies(options, subject, dtype, moved)
     compute, computed = _compute(options, subject)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from transfers import two_pieces, write_raw
 
-from cnn_engine import cli
+from cnn_engine import shared_options
 from cnn_engine.errors import InputError
 from cnn_engine.transfer import files, subjects
 from cnn_engine.transfer.files import Point, RawNetwork, Samples
@@ -209,7 +209,10 @@ def test_malformed_machines_are_refused(tmp_path, document):
     ],
 )
 def test_batch_sizes_are_ranges_lists_and_steps(words, sizes):
-    assert cli.batch_sizes(words, "--batch", subjects.MOST_BATCHES, subjects.LARGEST_BATCH) == sizes
+    assert (
+        shared_options.batch_sizes(words, "--batch", subjects.MOST_BATCHES, subjects.LARGEST_BATCH)
+        == sizes
+    )
 
 
 @pytest.mark.parametrize(
@@ -232,7 +235,7 @@ def test_batch_sizes_are_ranges_lists_and_steps(words, sizes):
 )
 def test_other_batch_sizes_are_refused(word):
     with pytest.raises(InputError, match="--batch: expected"):
-        cli.batch_sizes([word], "--batch", subjects.MOST_BATCHES, subjects.LARGEST_BATCH)
+        shared_options.batch_sizes([word], "--batch", subjects.MOST_BATCHES, subjects.LARGEST_BATCH)
 
 
 def test_names_become_folders():
