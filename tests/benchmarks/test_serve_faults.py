@@ -12,7 +12,7 @@ pytest.importorskip("tritonclient.grpc")
 pytest.importorskip("uvicorn")
 pytest.importorskip("scipy")
 
-from benchmarks import serve_faults
+from benchmarks import serve_faults, serve_load
 
 WORDS = ["--seconds=1", "--every=0.01", "--clients=4", "--rate=20", "--instances=1"]
 
@@ -25,19 +25,19 @@ def test_answers_and_faults_are_counted(tmp_path):
     found = json.loads(path.read_text())
     assert found["passed"]
     assert found["answered_after_sigterm"] == found["asked_before_sigterm"] == serve_faults.LAST
-    assert all(found["outcomes"][way]["right"] for way in serve_faults.WAYS), found["outcomes"]
+    assert all(found["outcomes"][way]["right"] for way in serve_load.WAYS), found["outcomes"]
     assert not any(found["faults"][one].get("not") for one in faults)
     assert found["waiting_at_the_end"] == 0
 
 
 def test_a_wrong_row_fails(tmp_path, monkeypatch):
-    made = serve_faults.Truth.__init__
+    made = serve_load.Truth.__init__
 
     def wrong(self, *arguments):
         made(self, *arguments)
         self.rows = [np.nextafter(rows, np.float32(np.inf)) for rows in self.rows]  # the last bit
 
-    monkeypatch.setattr(serve_faults.Truth, "__init__", wrong)
+    monkeypatch.setattr(serve_load.Truth, "__init__", wrong)
     path = tmp_path / "found.json"
     assert serve_faults.main([*WORDS, "--fault=wrong_shapes", f"--json={path}"]) == 1
     found = json.loads(path.read_text())
