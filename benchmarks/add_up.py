@@ -9,7 +9,6 @@ with the median of its records in passes of their own. Every variant is checked 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
@@ -260,19 +259,14 @@ def _ignore(images: int) -> None:
     """Shows no progress."""
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
-    parser = cli.ArgumentParser(prog="python -m benchmarks.add_up", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = result_file.parser("add_up", __doc__, "json", "markdown")
     parser.add_argument("--device", default="auto")
     parser.add_argument(
         "--batches", default=",".join(map(str, BATCHES)), help="default: %(default)s"
     )
     parser.add_argument("--variants", default=",".join(VARIANTS), help="default: %(default)s")
-    result_file.add_options(parser, "json", "markdown")
     options = parser.parse_args(arguments)
     batches = tuple(cli.whole_number(1, 10**7)(word) for word in options.batches.split(","))
     found = result_file.ResultFile("add_up", options, arguments)

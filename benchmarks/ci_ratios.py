@@ -11,7 +11,6 @@ Ends with 1 where a limit is not met.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import math
 import os
@@ -25,7 +24,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cifar10.network import NETWORK
-from cnn_engine import Engine, _cpu
+from cnn_engine import Engine, _cpu, cli
+
+from . import result_file
 
 ATTEMPTS = 3  # each with twice the calls of the one before it
 ROUNDS = 9
@@ -144,8 +145,9 @@ def ratios() -> list[Ratio]:
     return found
 
 
-def main() -> int:
-    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
+@cli.command
+def main(arguments: list[str] | None = None) -> int:
+    result_file.parser("ci_ratios", __doc__).parse_args(arguments)
     failed = 0
     for ratio in ratios():
         best, second_cpu = 0.0, 0.0

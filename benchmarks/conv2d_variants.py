@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import result_file
 from cnn_engine import _cpu, cli, devices, export
 from cnn_engine.errors import CnnEngineError, expected
 from cnn_engine.measure import environment
 
-from . import models
+from . import models, result_file
 from .models_worker import ignore_compiled_operators
 
 TURNS = 5
@@ -184,10 +183,7 @@ def markdown(document: dict[str, Any]) -> str:
 
 def parser() -> cli.ArgumentParser:
     """Returns the command's parser."""
-    p = cli.ArgumentParser(
-        prog="python -m benchmarks.conv2d_variants",
-        description="Times the convolutions of many networks by tiled and by blocked on a GPU.",
-    )
+    p = result_file.parser("conv2d_variants", __doc__, "json", "markdown")
     p.add_argument("--device", default="cuda", help="cuda or cuda:N; default: cuda")
     p.add_argument(
         "--networks", type=models.networks, default=list(models.TORCHVISION + models.TIMM), metavar="A,B",
@@ -196,16 +192,12 @@ def parser() -> cli.ArgumentParser:
     p.add_argument(
         "--batch", nargs="+", type=cli.whole_number(1, 1024), default=[1, 16], metavar="N"
     )
-    result_file.add_options(p, "json", "markdown")
     return p
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     ignore_compiled_operators()
     warnings.simplefilter("ignore")  # of models' constructors

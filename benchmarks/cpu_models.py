@@ -438,10 +438,7 @@ def draw(document: Mapping[str, Any], file: Any) -> None:
 
 def parser() -> cli.ArgumentParser:
     """Returns the command's parser."""
-    p = cli.ArgumentParser(
-        prog="python -m benchmarks.cpu_models",
-        description="Times imported networks on the CPU beside OpenVINO and ONNX Runtime, interleaved.",
-    )
+    p = result_file.parser("cpu_models", __doc__, "json", "markdown", "chart")
     p.add_argument(
         "--networks", type=lambda text: text.split(","), default=list(TARGETS), metavar="A,B",
         help="names as benchmarks.models has them, or paths of .onnx files; default: those with a target",
@@ -462,16 +459,12 @@ def parser() -> cli.ArgumentParser:
     p.add_argument(
         "--limit", type=float, default=900, metavar="SECONDS", help="of an export; default: 900"
     )
-    result_file.add_options(p, "json", "markdown", "chart")
     return p
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     found = result_file.ResultFile(
         "cpu_models", options, arguments, environment=describe_machine(), load=environment.host_load(),

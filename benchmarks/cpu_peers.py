@@ -67,10 +67,7 @@ class Row:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the command's parser."""
-    p = cli.ArgumentParser(
-        prog="python -m benchmarks.cpu_peers",
-        description="Times our CPU variants and other libraries, interleaved in one run.",
-    )
+    p = result_file.parser("cpu_peers", __doc__, "json", "markdown")
     p.add_argument("--network", default="cifar10", help="cifar10 (default) or ece408")
     p.add_argument("--weights", default="default", help="default, random or a path")
     p.add_argument("--data", default="synthetic", help="synthetic (default), auto or a path")
@@ -82,7 +79,6 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--only", help="contestants whose names hold one of these words, with commas between"
     )
-    result_file.add_options(p, "json", "markdown")
     return p
 
 
@@ -252,6 +248,7 @@ def describe_machine() -> dict:
     return about
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     options = parser().parse_args(arguments)
@@ -297,4 +294,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run(main, None))
+    sys.exit(main())

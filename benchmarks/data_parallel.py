@@ -19,8 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from cnn_engine import cli
 from cnn_engine.report.plotting import unavailable
 
+from . import result_file
 from .ensemble_faults import environment as mpi_environment
 from .ensemble_faults import mpirun
 
@@ -30,9 +32,10 @@ SEEDS = (0, 1)
 JOB = ("ranks", "seed", "batch", "epochs")
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs all; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = result_file.parser("data_parallel", __doc__)
     parser.add_argument(
         "--data", required=True, metavar="PATH", help="images of CIFAR-10 with labels"
     )

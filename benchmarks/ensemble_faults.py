@@ -7,7 +7,6 @@ and nothing half-written may be left. ``python -m benchmarks.ensemble_faults wor
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -23,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from . import result_file
 
 #: Seconds within which everybody has ended.
 LIMIT_S = 10.0
@@ -260,7 +261,7 @@ def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     if words[:1] == ["worker"]:
         return worker(words[1:])
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = result_file.parser("ensemble_faults", __doc__)
     parser.add_argument("--tries", type=int, default=50, help="of each fault")
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--faults", nargs="+", default=[*FAULTS, *SOUND], choices=[*FAULTS, *SOUND])

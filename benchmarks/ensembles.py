@@ -20,15 +20,17 @@ from cnn_engine import cli
 from cnn_engine.ensemble import collect, roles
 from cnn_engine.measure import environment
 
+from . import result_file
 from .ensemble_faults import environment as mpi_environment
 from .ensemble_faults import mpirun
 
 MODULE = "cnn_engine.ensemble"
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs all; returns 1 if a design gave a member other bits than ``none``."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = result_file.parser("ensembles", __doc__)
     parser.add_argument("--data", required=True, metavar="PATH")
     parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--ranks", type=int, default=4)

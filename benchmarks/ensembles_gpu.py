@@ -32,6 +32,7 @@ from cnn_engine.measure import environment
 from cnn_engine.report import units
 from cnn_engine.report.plotting import unavailable
 
+from . import result_file
 from .ensemble_faults import environment as mpi_environment
 from .ensemble_faults import mpirun
 
@@ -75,9 +76,10 @@ STEPS = {("500x375", 4): 14, ("500x375", 0): 60, ("32x32", 4): 100, ("32x32", 0)
 BATCH = {"500x375": 64, "32x32": 256}
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs what is missing; returns 1 if a run failed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = result_file.parser("ensembles_gpu", __doc__)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="has train.tar of CIFAR-10's "
                         "JPEG copy; what is made goes there too")  # fmt: skip
     parser.add_argument("--output", type=Path, required=True, metavar="DIR")

@@ -219,9 +219,7 @@ def markdown(document: dict[str, Any]) -> str:
 
 def parser() -> cli.ArgumentParser:
     """Returns the command's parser."""
-    p = cli.ArgumentParser(
-        prog="python -m benchmarks.fused_networks", description=__doc__.split("\n")[0]
-    )
+    p = result_file.parser("fused_networks", __doc__, "json", "markdown")
     p.add_argument("--network", nargs="+", choices=list(CHAINS), default=list(CHAINS))
     p.add_argument("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES))
     p.add_argument("--batch", nargs="+", type=cli.whole_number(1, 10**6), default=[1, 10_000])
@@ -230,16 +228,12 @@ def parser() -> cli.ArgumentParser:
     )
     p.add_argument("--rounds", type=cli.whole_number(1, 1000), default=7)
     p.add_argument("--milliseconds", type=float, default=10.0, metavar="MS", help="of a sample")
-    result_file.add_options(p, "json", "markdown")
     return p
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     found = result_file.ResultFile("chains", options, arguments, environment={}, cells=[])
     found.document["environment"] = environment.describe(devices.select("cuda"))

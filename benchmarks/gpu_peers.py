@@ -277,9 +277,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     def numbers(text):
         return [int(part) for part in text.split(",")]
 
-    parser = cli.ArgumentParser(
-        prog="python -m benchmarks.gpu_peers", description=__doc__.splitlines()[0]
-    )
+    parser = result_file.parser("gpu_peers", __doc__, *result_file.FORMS)
     parser.add_argument("--batches", type=numbers, default=list(BATCHES))
     parser.add_argument("--dtypes", type=lambda text: text.split(","), default=list(DTYPES))
     parser.add_argument(
@@ -304,7 +302,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="small limits: for trying the script out"
     )
-    result_file.add_options(parser, *result_file.FORMS)
     options = parser.parse_args(arguments)
     for dtype in options.dtypes:
         if dtype not in DTYPES:
@@ -330,12 +327,9 @@ def load_weights(path: str | None) -> dict[str, np.ndarray]:
     return {name: np.ascontiguousarray(value, np.float32) for name, value in found.items()}
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the comparison; returns the command's exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
     options = parse(arguments)
     found = result_file.ResultFile("gpu_peers", options, arguments)
     if reason := cuda_module.unavailable():

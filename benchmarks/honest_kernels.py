@@ -6,7 +6,6 @@ order of loops and sums, vectors, unrolling, threads and scratch memory. A seed 
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -14,10 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
+from cnn_engine import cli
 from cnn_engine.kernel.cases import grid
 from cnn_engine.kernel.expected import Series
 from cnn_engine.kernel.process import Fault, Limits
 from cnn_engine.kernel.sandbox import Trial
+
+from . import result_file
 
 #: Cases that each is checked on; the last one is timed.
 CASES = ("no bias", "padding on one side", "groups", "stride")
@@ -225,13 +227,14 @@ def fault(path: Path) -> str | None:
     return None
 
 
-def main() -> int:
+@cli.command
+def main(arguments: list[str] | None = None) -> int:
     """Has all kernels judged; returns 1 where one was refused."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = result_file.parser("honest_kernels", __doc__)
     parser.add_argument("--count", type=int, default=200, help="kernels")
     parser.add_argument("--first", type=int, default=0, help="number of the first one")
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     refused = 0
     with tempfile.TemporaryDirectory() as folder:
         made = submissions(Path(folder), options.count, options.seed)[options.first :]

@@ -8,7 +8,6 @@ system that only root can mount.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -311,14 +310,11 @@ def stand_in(folder: Path, images: int, tars: int, seed: int) -> Stand:
     return stand
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the faults; returns 0 if one more run mended each."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
     names = (*FAULTS, CORRUPT)
-    p = argparse.ArgumentParser(description=__doc__)
+    p = result_file.parser("infer_faults", __doc__, "json", "markdown")
     p.add_argument("--work", required=True, help="a new folder for the runs")
     p.add_argument("--repeats", type=int, default=20)
     p.add_argument("--images", type=int, default=12_000)
@@ -326,7 +322,6 @@ def _main(arguments: list[str] | None) -> int:
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--only", action="append", choices=names, help="may be given again")
     p.add_argument("--add", action="store_true", help="to the tries in --json's file")
-    result_file.add_options(p, "json", "markdown")
     options = p.parse_args(arguments)
     found = result_file.ResultFile(
         "infer_faults", options, arguments, environment=environment.describe(CpuDevice()),

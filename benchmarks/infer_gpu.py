@@ -30,6 +30,8 @@ from PIL import Image
 from cnn_engine import cli
 from cnn_engine.report import units
 
+from . import result_file
+
 #: Images in a file of arrays, of which there are more names.
 ARRAY_IMAGES = 1_000_000
 
@@ -72,9 +74,10 @@ RUNS = [
 ]  # fmt: skip
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs what is missing; returns 1 if a run failed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = result_file.parser("infer_gpu", __doc__)
     parser.add_argument(
         "--data", type=Path, required=True, metavar="DIR", help="what is made goes there"
     )

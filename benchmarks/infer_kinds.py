@@ -6,7 +6,6 @@ that ``Engine.predict`` gives, and the throughput is put beside the measured cei
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import subprocess
@@ -129,13 +128,10 @@ def page(document: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs every kind with every engine; returns 0 if all rows were the engine's."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
-    p = argparse.ArgumentParser(description=__doc__)
+    p = result_file.parser("infer_kinds", __doc__, "json", "markdown")
     p.add_argument("--work", required=True, help="a new folder for data and rows")
     p.add_argument("--data", help="CIFAR-10 images, as run --data takes them (default: synthetic)")
     p.add_argument("--images", type=int, default=60_000)
@@ -143,7 +139,6 @@ def _main(arguments: list[str] | None) -> int:
     p.add_argument(
         "--engine", action="append", help="local-1, local-2 or ray-2; may be given again"
     )
-    result_file.add_options(p, "json", "markdown")
     options = p.parse_args(arguments)
     rows: list[dict] = []
     kept = result_file.ResultFile(

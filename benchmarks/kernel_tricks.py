@@ -6,7 +6,6 @@ succeeds where the judge finds no fault and reports less than the time of the ho
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -14,12 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
+from cnn_engine import cli
 from cnn_engine.io.files import write_text
 from cnn_engine.kernel.cases import Case
 from cnn_engine.kernel.expected import Series
 from cnn_engine.kernel.process import Fault, Limits
 from cnn_engine.kernel.sandbox import Trial
 from cnn_engine.operators import KINDS
+
+from . import result_file
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 PAGE = Path(__file__).resolve().parents[1] / "docs/explanation/judging_kernels.md"
@@ -154,12 +156,13 @@ def table(verdicts: dict[int, Verdict]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
+@cli.command
+def main(arguments: list[str] | None = None) -> int:
     """Runs all codings; returns 1 where one succeeded."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = result_file.parser("kernel_tricks", __doc__)
     parser.add_argument("--page", action="store_true", help=f"write the table into {PAGE.name}")
     parser.add_argument("--only", type=int, nargs="*", help="numbers: 10 * trick + coding")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     numbers = options.only or [
         10 * index + coding for index in range(1, len(TRICKS) + 1) for coding in range(3)
     ]

@@ -34,9 +34,11 @@ CONTESTANTS = ("cnn_engine", "onnxruntime", "openvino")
 
 def parser() -> cli.ArgumentParser:
     """Returns the command's parser."""
-    p = cli.ArgumentParser(
-        prog="python -m benchmarks.loadgen_matrix",
-        description="Runs LoadGen's scenarios for models, numbers of threads and libraries.",
+    p = result_file.parser(
+        "loadgen_matrix",
+        __doc__,
+        "json",
+        "markdown",
         epilog="exit codes: 0 done; 1 a run is INVALID or has failed; 2 an option is at fault",
     )
     p.add_argument("--model", action="append", required=True, metavar="FILE.onnx")
@@ -65,16 +67,12 @@ def parser() -> cli.ArgumentParser:
         "--logs", default="loadgen", metavar="FOLDER",
         help="LoadGen's logs, in NETWORK-THREADS/SCENARIO/LIBRARY (default: loadgen)",
     )  # fmt: skip
-    result_file.add_options(p, "json", "markdown")
     return p
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     found = result_file.ResultFile(
         "loadgen_matrix", options, arguments, environment=environment.describe(CpuDevice()),

@@ -52,10 +52,7 @@ BATCHES, DTYPES = (1, 20, 5, 10, 15), ("float16", "float32", "tf32")
 
 def parser() -> cli.ArgumentParser:
     """Returns the command's parser."""
-    p = cli.ArgumentParser(
-        prog="python -m benchmarks.low_batch",
-        description="Times imported networks at low batch on a GPU beside PyTorch, interleaved.",
-    )
+    p = result_file.parser("low_batch", __doc__, "json", "markdown", "chart")
     p.add_argument(
         "--network", nargs="+", default=list(NETWORKS), metavar="NAME",
         help="names as benchmarks.models has them, or module:function",
@@ -105,7 +102,6 @@ def parser() -> cli.ArgumentParser:
         "--limit", type=float, default=float("inf"), metavar="SECONDS",
         help="after so long no other cell is begun",
     )  # fmt: skip
-    result_file.add_options(p, "json", "markdown", "chart")
     return p
 
 
@@ -116,12 +112,9 @@ def _size(text: str) -> tuple[int, int]:
     return number(rows), number(columns or rows)
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
     p = parser()
     options = p.parse_args(arguments)
     if len(options.size) > 1 and not options.check:

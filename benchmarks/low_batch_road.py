@@ -199,23 +199,16 @@ def draw(document: Mapping[str, Any], file: Any) -> None:
     figure.savefig(file, format="png", dpi=110)
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
-    p = cli.ArgumentParser(
-        prog="python -m benchmarks.low_batch_road",
-        description="Shows how recorded times of imported networks fell, from commit to commit.",
-    )
+    p = result_file.parser("low_batch_road", __doc__, "markdown", "chart")
     p.add_argument("--folder", type=Path, default=FOLDER, help="of records, in a clone")
     p.add_argument("--network", nargs="+", default=list(low_batch.NETWORKS), metavar="NAME")
     p.add_argument(
         "--batch", nargs="+", type=cli.whole_number(1, 1024), default=[1, 20], metavar="N"
     )
     p.add_argument("--dtype", nargs="+", choices=list(ITEM), default=["float16"])
-    result_file.add_options(p, "markdown", "chart")
     options = p.parse_args(arguments)
     found = result_file.ResultFile("low_batch_road", options, arguments, networks=options.network)
     documents = history(options.folder)

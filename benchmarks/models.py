@@ -203,10 +203,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 def parser() -> cli.ArgumentParser:
     """Returns the command's parser."""
-    p = cli.ArgumentParser(
-        prog="python -m benchmarks.models",
-        description="Runs networks of torchvision and timm, exported to ONNX, and compares their logits.",
-    )
+    p = result_file.parser("models", __doc__, "json", "markdown")
     p.add_argument("--device", default="auto", help="cpu, cuda or cuda:N; default: auto")
     p.add_argument(
         "--networks", type=networks, default=list(TORCHVISION + TIMM), metavar="A,B",
@@ -232,7 +229,6 @@ def parser() -> cli.ArgumentParser:
     p.add_argument(
         "--limit", type=float, default=600, metavar="SECONDS", help="of one process; default: 600"
     )
-    result_file.add_options(p, "json", "markdown")
     p.add_argument(
         "--add", action="store_true", help="to the rows of --json's file, same rows replaced"
     )
@@ -269,12 +265,9 @@ def _rows(options: Any, top: Path, pool: ThreadPoolExecutor) -> Iterator[dict[st
         shutil.rmtree(folder)
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns its exit code: 1 where a row has not passed."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     device = devices.select(options.device)
     options.threads = thread_counts.check(options.threads, "--threads")

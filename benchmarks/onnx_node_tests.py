@@ -6,7 +6,6 @@ machine's devices; ``--json`` keeps what was found, ``--read`` adds what another
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -196,17 +195,10 @@ def markdown(records: Mapping[str, Mapping]) -> str:
     return "\n".join(lines) + "\n"
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns its exit code: 1 where a test's output is wrong."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
-    parser = cli.ArgumentParser(
-        prog="python -m benchmarks.onnx_node_tests",
-        description="Runs ONNX's own backend tests and lists every one with its status.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = result_file.parser("onnx_node_tests", __doc__, "json", "markdown")
     parser.add_argument(
         "--device", action="append", choices=("CPU", "CUDA", "reference"), metavar="NAME",
         help="CPU, CUDA or reference (the operators' float64 references); may be given again; "
@@ -220,7 +212,6 @@ def _main(arguments: list[str] | None) -> int:
         metavar="PATH",
         help="adds what --json wrote elsewhere",
     )
-    result_file.add_options(parser, "json", "markdown")
     options = parser.parse_args(arguments)
     records: dict[str, dict] = {}
     whole = result_file.ResultFile("onnx_node_tests", options, arguments, devices=records)

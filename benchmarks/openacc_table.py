@@ -13,7 +13,6 @@ table says so.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import asdict, dataclass, replace
@@ -26,6 +25,8 @@ from cnn_engine import Engine, cli, workload
 from cnn_engine.errors import CnnEngineError, expected
 from cnn_engine.io.files import write_text
 from cnn_engine.measure import environment, measurement, profile, timing
+
+from . import result_file
 
 PUBLISHED = Path(__file__).with_name("published.json")
 MODES = ("managed", "transfer", "resident")
@@ -213,15 +214,10 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Measures the cells that are missing and writes the table; returns the exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
-    p: argparse.ArgumentParser = cli.ArgumentParser(
-        prog="python -m benchmarks.openacc_table", description=__doc__.splitlines()[0]
-    )
+    p = result_file.parser("openacc_table", __doc__)
     p.add_argument("--device", default="openacc", help="openacc (default) or openacc:host")
     p.add_argument("--beside", default="cuda", help="another device (default: cuda); none")
     p.add_argument(

@@ -12,7 +12,6 @@ interleaved with the plain call over all of them.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import threading
@@ -257,13 +256,9 @@ def _rate(engine: Engine, images: np.ndarray, callers: int, seconds: float) -> f
     return sum(rates)
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
-    parser = cli.ArgumentParser(prog="python -m benchmarks.plain_call", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = result_file.parser("plain_call", __doc__, "json", "markdown")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     parser.add_argument(
         "--images",
@@ -280,7 +275,6 @@ def _main(arguments: list[str] | None) -> int:
         "--threads", type=cli.whole_number(1, threads.MOST), nargs="+",
         help="of the CPU (default: 1, and the CPUs granted)",
     )  # fmt: skip
-    result_file.add_options(parser, "json", "markdown")
     options = parser.parse_args(arguments)
     most = 100_000 if options.device == "cpu" else 1_000_000
     counts = options.images or [1, 100, 10_000, most]

@@ -9,7 +9,6 @@ pass from page-locked memory to page-locked memory. Medians of ``--samples`` cal
 
 from __future__ import annotations
 
-import argparse
 import sys
 from statistics import median
 from time import perf_counter
@@ -127,13 +126,9 @@ def _say(times: dict[str, float]) -> None:
         )
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
-    parser = cli.ArgumentParser(prog="python -m benchmarks.predict_cost", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = result_file.parser("predict_cost", __doc__, "json")
     parser.add_argument("--model", help="an ONNX file in the place of the CIFAR-10 network")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="auto")
@@ -143,7 +138,6 @@ def _main(arguments: list[str] | None) -> int:
     )
     parser.add_argument("--threads", type=cli.whole_number(1, 4096))
     parser.add_argument("--samples", type=cli.whole_number(1, 10**8), default=20_000)
-    result_file.add_options(parser, "json")
     options = parser.parse_args(arguments)
     found = result_file.ResultFile("predict_cost", options, arguments)
     with Engine(

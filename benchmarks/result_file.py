@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -24,10 +24,20 @@ FORMS = {
 }
 
 
-def add_options(parser: ArgumentParser, *forms: str) -> None:
-    """Adds the options of some of ``FORMS``."""
+def parser(name: str, about: str, *forms: str, epilog: str | None = None) -> cli.ArgumentParser:
+    """Returns the parser of the benchmark ``name``, with options for result files.
+
+    Args:
+        about: what it does: the module's docstring, printed as it is.
+        forms: of ``FORMS``.
+    """
+    made = cli.ArgumentParser(
+        prog=f"python -m benchmarks.{name}", description=about, epilog=epilog,
+        formatter_class=RawDescriptionHelpFormatter,
+    )  # fmt: skip
     for form in forms:
-        parser.add_argument(f"--{form}", metavar="PATH", help=FORMS[form])
+        made.add_argument(f"--{form}", metavar="PATH", help=FORMS[form])
+    return made
 
 
 def add_shards(parser: ArgumentParser, parts: str, row: str) -> None:
@@ -89,7 +99,7 @@ class ResultFile:
 
     Args:
         name: the benchmark's module.
-        options: with the paths of ``add_options``; what cannot be written is refused before any work.
+        options: with the paths of :func:`parser`; what cannot be written is refused before any work.
         arguments: of the command; None for the process's.
         content: what the document holds beside its schema and command.
     """

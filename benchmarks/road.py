@@ -17,6 +17,8 @@ from cnn_engine.errors import InputError, expected
 from cnn_engine.io.files import atomic_write, check_writable, describe_os_error
 from cnn_engine.report import units
 
+from . import result_file
+
 RESULTS = Path(__file__).parent / "results"
 MANY = 1000  # images per pass of the layered variants
 OURS, PEER, PLAIN = "#2f6fd0", "#9aa3ad", "#e08a3c"
@@ -153,14 +155,9 @@ def draw(tables: dict[str, Any], peers: dict[str, Any], file: Any) -> None:
     figure.savefig(file, format="png", dpi=110)
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
-    parser = cli.ArgumentParser(
-        prog="python -m benchmarks.road", description=__doc__.splitlines()[0]
-    )
+    parser = result_file.parser("road", __doc__)
     parser.add_argument(
         "--tables", type=Path, default=RESULTS / "batch-h200/tables.json", metavar="PATH"
     )

@@ -35,9 +35,11 @@ SERVERS = {"off": "--max-batch=1", "on": "--max-batch=32"}
 
 def parser() -> cli.ArgumentParser:
     """Returns the command's parser."""
-    p = cli.ArgumentParser(
-        prog="python -m benchmarks.serve_batching",
-        description="Compares serve with and without batching at the same bound of latency.",
+    p = result_file.parser(
+        "serve_batching",
+        __doc__,
+        "json",
+        "markdown",
         epilog="exit codes: 0 done; 1 an answer was wrong; 2 an option is at fault",
     )
     p.add_argument(
@@ -60,16 +62,12 @@ def parser() -> cli.ArgumentParser:
         "--bound", type=cli.number(0, 1e6), default=200.0, metavar="MS",
         help="of the 99th percentile of latency (default: 200)",
     )  # fmt: skip
-    result_file.add_options(p, "json", "markdown")
     return p
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     found = result_file.ResultFile(
         "serve_batching", options, arguments, environment=environment.describe(CpuDevice()),

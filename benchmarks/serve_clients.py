@@ -331,21 +331,18 @@ def try_all() -> dict[str, dict[str, Any]]:
 
 def parser() -> cli.ArgumentParser:
     """Returns the command's parser."""
-    p = cli.ArgumentParser(
-        prog="python -m benchmarks.serve_clients",
-        description="Tries every public call of tritonclient's clients against serve.",
+    return result_file.parser(
+        "serve_clients",
+        __doc__,
+        "json",
+        "markdown",
         epilog="exit codes: 0 done; 1 an answer was wrong, or a call was not tried",
     )
-    result_file.add_options(p, "json", "markdown")
-    return p
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     found = result_file.ResultFile(
         "serve_clients", options, arguments, environment=environment.describe(CpuDevice()),

@@ -47,10 +47,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def parser() -> argparse.ArgumentParser:
     """Returns the command's parser."""
-    p = cli.ArgumentParser(
-        prog="python -m benchmarks.tables",
-        description="Reproduces the published tables: writes tables.md, tables.json and charts.",
-    )
+    p = result_file.parser("tables", __doc__)
     count = cli.whole_number
     folder = "$CNN_ENGINE_TEST_DATA, else ../shared/data beside the project"
     p.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
@@ -97,12 +94,9 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(convert(word) for word in text.split(",")))
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command with ``arguments`` (None: the process's); returns its exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     charts = _charts() if options.charts else None
     _make_folder(options.output)

@@ -470,13 +470,10 @@ def page(document: dict[str, Any]) -> str:
     )
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command with ``arguments`` (None: the process's); returns its exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
-    parser = cli.ArgumentParser(prog="python -m benchmarks.truth", description=__doc__)
+    parser = result_file.parser("truth", __doc__, "json", "markdown")
     parser.add_argument(
         "--trials", type=cli.whole_number(10, 1_000_000), default=TRIALS, metavar="N",
         help=f"of each row (default: {TRIALS:,})",
@@ -484,7 +481,6 @@ def _main(arguments: list[str] | None) -> int:
     parser.add_argument(
         "--tool", choices=TOOLS, action="append", help="one of the tools; may be given again"
     )
-    result_file.add_options(parser, "json", "markdown")
     options: Namespace = parser.parse_args(arguments)
     where = environment.describe(CpuDevice())
     whole = result_file.ResultFile(

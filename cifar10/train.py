@@ -178,12 +178,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+@cli.command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0 done, 2 error, 130 interrupted."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: Sequence[str] | None) -> int:
     options = _options(arguments)
     if torch is None:
         raise InputError(

@@ -197,12 +197,9 @@ def parser() -> cli.ArgumentParser:
     return p
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command with ``arguments`` (None: the process's); returns its exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     files = _files(options.photos)
     cli.check_outputs({"--json": options.json}, [*shared_options.files_read(options), *files])

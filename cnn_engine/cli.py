@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
 from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
@@ -200,6 +201,16 @@ def run(main: Callable[[list[str] | None], int], arguments: list[str] | None) ->
     code = interrupts.TERMINATED if terminated else code
     interrupts.leave_soon(code)
     return code
+
+
+def command(body: Callable[[list[str] | None], int]) -> Callable[..., int]:
+    """Makes a command's ``main`` of its body: called with arguments (None: the process's), by :func:`run`."""
+
+    @wraps(body)
+    def main(arguments: list[str] | None = None) -> int:
+        return run(body, arguments)
+
+    return main
 
 
 def _exit_code(main: Callable[[list[str] | None], int], arguments: list[str] | None) -> int:

@@ -184,11 +184,6 @@ def _workload_findings() -> Iterator[Finding]:
             yield Finding(OK, f"network {name}", f"{text}; images from {data.source}")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Prints the findings; returns 0 if the main job can run, else 2."""
-    return cli.run(_main, arguments)
-
-
 def parser() -> argparse.ArgumentParser:
     """Returns the command line's parser."""
     return cli.ArgumentParser(
@@ -198,7 +193,9 @@ def parser() -> argparse.ArgumentParser:
     )
 
 
-def _main(arguments: list[str] | None) -> int:
+@cli.command
+def main(arguments: list[str] | None = None) -> int:
+    """Prints the findings; returns 0 if the main job can run, else 2."""
     parser().parse_args(arguments)
     fault = False
     for finding in findings():

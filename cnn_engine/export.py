@@ -447,12 +447,9 @@ def _shape(text: str) -> tuple[int, ...]:
     return sizes
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     cli.check_outputs({"--output": options.output}, shared_options.files_read(options))
     if options.output == "-":

@@ -51,12 +51,9 @@ def parser() -> cli.ArgumentParser:
     return p
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     read = [] if options.model is None else [options.model]
     cli.check_outputs({"--json": options.json, "--html": options.html}, read)

@@ -211,12 +211,9 @@ def add_drawing(p: argparse.ArgumentParser) -> None:
     )
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command with ``arguments`` (None: the process's); returns its exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     percentiles = _percentiles(options.percentiles)
     if options.profile_percent is not None and not options.profile:

@@ -11,12 +11,9 @@ from . import cli
 from .errors import UnsupportedError
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the script with ``arguments`` (None: the process's); returns its exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
     script = _script()
     print(
         f"warning: cnn_engine.valprep is now a script: python {script}; the next release drops this name",

@@ -70,12 +70,9 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command with ``arguments`` (None: the process's); returns its exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     synsets = read_synsets(options.synsets) if options.synsets else None
     labels = read_labels(options.labels, synsets)

@@ -129,12 +129,9 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command with ``arguments`` (None: the process's); returns its exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     words = sys.argv[1:] if arguments is None else arguments
     batches = _batches(options.batch)

@@ -150,12 +150,9 @@ def fraction(below: float):
     return convert
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command with ``arguments`` (None: the process's); returns its exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     paths = [options.baseline, *options.others, *options.noise]
     outputs = {name: getattr(options, name) for name in ("json", "csv", "html")}

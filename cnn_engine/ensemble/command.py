@@ -163,12 +163,9 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command with ``arguments`` (None: the process's); returns its exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
     options = _options(arguments)
     if options.collect is not None:
         output = make_folder(options.output or options.collect, "--output")

@@ -33,12 +33,9 @@ NAMED = 10
 CEILING_S, CEILING_SHARE, LEAST_CEILING_S = 2.0, 0.1, 0.25
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command with ``arguments`` (None: the process's); returns its exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     if options.plan is not None:
         return estimate.main(options)

@@ -162,12 +162,9 @@ def _add_common(p: argparse.ArgumentParser) -> None:
     p.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     options.words = sys.argv[1:] if arguments is None else arguments
     actions = {"new": _new, "check": _check, "rank": _rank, "grade": _grade, "board": _board}

@@ -120,12 +120,9 @@ def parser() -> cli.ArgumentParser:
     return p
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     options.threads = threads.check(options.threads, "--threads")
     options.scenario = list(dict.fromkeys(options.scenario or ["SingleStream"]))

@@ -84,12 +84,9 @@ def parser() -> cli.ArgumentParser:
     return p
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     outputs = {"--output": options.output, "--json": options.json, "--html": options.html}
     if options.output == "-":

@@ -121,12 +121,9 @@ def _sizes(texts: list[str], option: str) -> list[int]:
     return shared_options.batch_sizes(texts, option, subjects.MOST_BATCHES, subjects.LARGEST_BATCH)
 
 
+@cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command with ``arguments`` (None: the process's); returns its exit code."""
-    return cli.run(_main, arguments)
-
-
-def _main(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     models = _models(options)
     dtype = _dtype(options, models)

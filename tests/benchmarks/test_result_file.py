@@ -15,9 +15,7 @@ from cnn_engine.measure.pass_parts import OVERLAP
 
 
 def options(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    result_file.add_options(parser, *result_file.FORMS)
-    return parser.parse_args(words)
+    return result_file.parser("add_up", "", *result_file.FORMS).parse_args(words)
 
 
 def test_a_record_is_stamped_each_time_it_is_written(tmp_path):

@@ -28,6 +28,14 @@ def test_what_can_be_run_is_a_benchmark_and_all_else_a_part():
     assert sorted(listed("part of", 1)) == sorted(files - runs - {"__init__"})
 
 
+def test_a_benchmark_has_its_own_name_in_its_help():
+    for name in listed("benchmark", 0):
+        named = re.findall(
+            r'result_file\.parser\(\s*"(\w+)"', (FOLDER / f"{name}.py").read_text("utf-8")
+        )
+        assert named == [name]
+
+
 def test_every_folder_of_results_is_linked():
     linked = set(re.findall(r"\.\./benchmarks/results/([a-z0-9-]+)/", PAGE))
     assert linked == {path.name for path in (FOLDER / "results").iterdir() if path.is_dir()}
