@@ -24,8 +24,9 @@ from ..devices import Buffer
 from ..errors import CnnEngineError, InputError, UnsupportedError, expected
 from ..floating_point import usual_mode
 from ..graph import mapped, serialized
-from ..graph.dims import TYPICAL_BATCH, Sizes
+from ..graph.dims import Sizes
 from ..graph.graph import Graph, Node
+from ..graph.guards import TYPICAL_BATCH
 from ..graph.model import Model
 from ..graph.specialization import Specializations
 from ..io.files import atomic_write, describe_os_error

@@ -16,7 +16,7 @@ from ..devices import arrays
 from ..devices import threads as thread_counts
 from ..errors import InputError, UnsupportedError, expected
 from ..floating_point import usual_mode
-from ..graph.dims import Dim, Evaluator
+from ..graph.dims import Dim
 from ..graph.graph import Node
 from ..graph.reference import reference
 from ..graph.stages import (
@@ -29,6 +29,7 @@ from ..graph.stages import (
     evaluated,
     rest_of,
 )
+from ..graph.terms import Evaluator
 from ..locks import ForkSafeLock
 from ..workload import Samples
 from . import arguments, conversion

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from .dims import Dim, Guard
+from .dims import Dim
+from .guards import Guard
 
 
 class _Source:

@@ -13,9 +13,11 @@ from ..errors import InputError, UnsupportedError
 from ..operators.operator import Operator, Value
 from ..operators.region import Part
 from ..types import Quantization
-from .dims import Dim, Guard, Sizes, _dim, _Part, recorded
+from .dims import Dim, Sizes, dim_of
 from .graph import Graph, Node
+from .guards import Guard, recorded
 from .specialization import SymbolicGraph
+from .terms import Compound
 
 #: Characters of a name in a file.
 LONGEST_NAME = 65536
@@ -68,7 +70,7 @@ def decode(found: Any) -> Any:
     if found.keys() == {"float"}:
         return float.fromhex(found["float"])
     if found.keys() == {"dim"}:
-        return _dim(_decode_terms(found["dim"]))
+        return dim_of(_decode_terms(found["dim"]))
     kind = records().get(found.get("record"))
     if kind is None:
         raise InputError(f"expected a record of an operator, found {found!r:.60}")
@@ -96,7 +98,7 @@ def _decode_terms(found: Any) -> tuple:
         kind, first, second = one
         if kind not in ("floor", "min", "max"):
             raise InputError(f"expected floor, min or max, found {kind!r:.60}")
-        return _Part(kind, _decode_terms(first), _decode_terms(second))
+        return Compound(kind, _decode_terms(first), _decode_terms(second))
 
     return tuple((tuple(map(factor, factors)), _whole(number)) for number, factors in found)
 
@@ -200,7 +202,7 @@ def decode_symbolic(
     )  # fmt: skip
     for sizes in choices:
         if all(guard.holds(dict(sizes.numbers)) for guard in guards):
-            with recorded(sizes) as more:
+            with recorded(sizes.numbers) as more:
                 graph = decode_graph(found, arrays)
             return SymbolicGraph(graph, (*guards, *more.values()))
     raise InputError("expected a graph for the sizes that were saved, found none")

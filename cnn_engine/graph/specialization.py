@@ -10,19 +10,11 @@ import numpy as np
 
 from ..locks import ForkSafeLock
 from .compiled import decisions_of
-from .dims import (
-    TYPICAL_BATCH,
-    Dim,
-    Evaluator,
-    Guard,
-    Sizes,
-    holds_dims,
-    record,
-    recorded,
-    substituted,
-)
+from .dims import Dim, Sizes, holds_dims, substituted
 from .folding import fold, worth_folding
 from .graph import Graph, Node, Value
+from .guards import TYPICAL_BATCH, Guard, record, recorded
+from .terms import Evaluator
 
 #: Graphs with symbols that are kept, each with decisions of its own.
 MOST_VARIANTS = 16
@@ -69,7 +61,7 @@ class SymbolicGraph:
         """Whether all guards hold, which are compiled once they were asked often."""
         if self._asked < WORTH_COMPILING:
             self._asked += 1
-            at = Evaluator(sizes)
+            at = Evaluator(sizes.numbers)
             return all(guard.holds(at) for guard in self.guards)
         symbols = tuple(symbol for symbol, _ in sizes.numbers)
         if symbols not in self._compiled:
@@ -84,7 +76,7 @@ class SymbolicGraph:
         Args:
             rebuild: returns it for others.
         """
-        evaluate, known = Evaluator(sizes), {}
+        evaluate, known = Evaluator(sizes.numbers), {}
 
         def number_of(dim: Dim) -> int:
             found = known.get(dim.terms)
@@ -162,7 +154,7 @@ def traced(make: Callable[[Sizes], Graph], sizes: Sizes) -> SymbolicGraph:
     Raises:
         NotSymbolicError: it makes a graph of numbers all the same.
     """
-    with recorded(sizes) as guards:
+    with recorded(sizes.numbers) as guards:
         graph = make(sizes.as_symbols())
     if not any(holds_dims(value.shape) for value in graph.inputs):
         raise NotSymbolicError("its inputs have numbers in their shapes")

@@ -14,10 +14,12 @@ import numpy as np
 
 from ..errors import InputError
 from ..operators.data_dependent import DataDependent
-from .dims import Dim, Evaluator, Guard, Sizes, found_dimension, record, recorded, symbols_of
+from .dims import Dim, Sizes
 from .form import Form
 from .graph import Graph, Node, Value
+from .guards import Guard, record, recorded
 from .specialization import SymbolicGraph
+from .terms import Evaluator, found_dimension, symbols_of
 
 
 @dataclass(frozen=True)

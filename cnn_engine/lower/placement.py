@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 from .. import kernels
 from ..devices.cpu import CpuDevice
 from ..errors import UnsupportedError
-from ..graph.dims import Evaluator, Guard, recorded
 from ..graph.graph import Graph, Node
+from ..graph.guards import Guard, recorded
+from ..graph.terms import Evaluator
 from ..kernels import Kernel
 from ..operators.copy import Copy
 from ..target import Target
@@ -103,7 +104,7 @@ class KernelsOfAllSizes:
         symbolic = graph.symbolic
         if symbolic is None or not graph.is_substituted:
             return lambda node: None
-        at, known = Evaluator(graph.sizes), {}
+        at, known = Evaluator(graph.sizes.numbers), {}
 
         def holds(guard: Guard) -> bool:
             key = id(guard)
@@ -129,7 +130,7 @@ class KernelsOfAllSizes:
         if position is None or not graph.sized.isdisjoint(node.inputs):
             return None
         try:
-            with recorded(graph.sizes) as guards:
+            with recorded(graph.sizes.numbers) as guards:
                 kernel = choose(symbolic.nodes[position], symbolic)
                 if kernel is None or kernel.rewrite(symbolic.nodes[position], symbolic):
                     return None

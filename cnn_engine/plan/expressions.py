@@ -8,7 +8,8 @@ from itertools import chain
 from typing import Any
 
 from ..graph.compiled import decisions_of, numbers_of
-from ..graph.dims import Dim, Guard, Sizes, holds_dims
+from ..graph.dims import Dim, Sizes, holds_dims
+from ..graph.guards import Guard
 from ..kernels.native import Deferred
 
 

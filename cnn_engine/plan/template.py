@@ -18,8 +18,9 @@ from .. import kernels
 from ..devices import Buffer
 from ..devices.cpu import CpuDevice
 from ..errors import CnnEngineError
-from ..graph.dims import Dim, Sizes, recorded, substituted
+from ..graph.dims import Dim, Sizes, substituted
 from ..graph.graph import Graph, Node, Value
+from ..graph.guards import recorded
 from ..kernels import Bound, Call, Kernel
 from ..kernels.native import Deferred
 from ..lower.lowering import Program
@@ -96,7 +97,7 @@ class Template:
         self._slots = {name: name for name in names}
         for name, called in zip(placed.graph.outputs, placed.outputs, strict=True):
             self._slots[name] = called if called not in names else f"{called} (output)"
-        with recorded(sizes) as guards:
+        with recorded(sizes.numbers) as guards:
             self.planned = plan_memory(
                 replace(placed, graph=symbolic), program.device_of, self._threads, scratch=False
             )
@@ -206,7 +207,7 @@ class Template:
         kernel, device = placed.kernels[node.name], CpuDevice()
         own = graph.nodes[graph.positions[node.name]]
         prepared, way = None, ()
-        with recorded(sizes) as guards:
+        with recorded(sizes.numbers) as guards:
             found = program.chosen(node, symbolic) or kernels.NUMPY
             if found is not kernel or kernel.rewrite(node, symbolic):
                 raise TypeError("expected the kernel of the size")
@@ -219,7 +220,7 @@ class Template:
             prepared = program.prepared(graph, own, kernel)
         call = None
         if asks:
-            with suppress(*_TAKES_NUMBERS), recorded(sizes) as more:
+            with suppress(*_TAKES_NUMBERS), recorded(sizes.numbers) as more:
                 call = self._call(node, graph, kernel, prepared)
                 guards = {**guards, **more}
         if call is None and kernel.prepare is not None:

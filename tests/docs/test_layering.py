@@ -156,7 +156,8 @@ def test_the_package_brings_few_modules():
     own = {name for name in found if name.split(".")[0] == "cnn_engine"}
     assert {name for name in own if ".operators." not in name} == {
         "cnn_engine", "cnn_engine._cpu", "cnn_engine.errors", "cnn_engine.graph", "cnn_engine.graph.dims",
-        "cnn_engine.graph.graph", "cnn_engine.graph.mapped", "cnn_engine.graph.network",
+        "cnn_engine.graph.graph", "cnn_engine.graph.guards", "cnn_engine.graph.mapped",
+        "cnn_engine.graph.network", "cnn_engine.graph.terms",
         "cnn_engine.interrupts", "cnn_engine.locks", "cnn_engine.operators", "cnn_engine.types",
         "cnn_engine.workload",
     }  # fmt: skip

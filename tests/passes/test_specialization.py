@@ -22,6 +22,7 @@ from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.graph import dims
 from cnn_engine.graph.dims import BATCH, Dim, Sizes
 from cnn_engine.graph.graph import Graph
+from cnn_engine.graph.guards import recorded
 from cnn_engine.graph.model import Model
 from cnn_engine.graph.onnx import load
 from cnn_engine.graph.specialization import Specializations
@@ -64,7 +65,7 @@ def test_expressions_are_what_their_numbers_are(first, second, number):
     for found, expression in ((a, first), (b, second)):
         value = found.at(numbers) if isinstance(found, Dim) else found
         assert value == evaluated(expression, number)
-    with dims.recorded() as guards:
+    with recorded() as guards:
         decided = a == b, a < b, a <= b, a > b, a >= b, bool(a)
     if all(guard.holds(numbers) for guard in guards.values()):
         x, y = evaluated(first, number), evaluated(second, number)
@@ -79,14 +80,14 @@ def test_expressions_are_what_their_numbers_are(first, second, number):
     ],
 )  # fmt: skip
 def test_what_needs_the_number_pins_it(use):
-    with dims.recorded() as guards:
+    with recorded() as guards:
         use(BATCH)
     pinned = not all(guard.holds({"batch": 6}) for guard in guards.values())
     assert pinned or ((BATCH - BATCH) == 0 and not guards)
 
 
 def test_what_is_so_for_every_batch_is_no_guard():
-    with dims.recorded() as guards:
+    with recorded() as guards:
         assert BATCH > 0
         assert BATCH * 4 // 2 == 2 * BATCH
         assert (6 * BATCH) % 3 == 0

@@ -16,8 +16,10 @@ from onnx_models import model, tensor
 from cnn_engine import Engine
 from cnn_engine.engine import plan_cache
 from cnn_engine.graph.compiled import decisions_of, numbers_of
-from cnn_engine.graph.dims import Dim, Evaluator, Guard, least, most
+from cnn_engine.graph.dims import Dim, least, most
 from cnn_engine.graph.graph import Graph
+from cnn_engine.graph.guards import Guard
+from cnn_engine.graph.terms import Evaluator
 from cnn_engine.lower.lowering import Program
 from cnn_engine.plan.packing import Lifetime, Stack
 from cnn_engine.plan.template_cache import WORTH_ONE

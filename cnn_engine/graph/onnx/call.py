@@ -11,7 +11,9 @@ import numpy as np
 from ...errors import InputError
 from ...operators import KINDS
 from ...operators.operator import Operator, Value
-from ..dims import Dim, found_dimension, found_element, has_number
+from ..dims import Dim
+from ..guards import has_number
+from ..terms import found_dimension, found_element
 from . import model as protobuf
 from .converters import CONVERTERS
 from .input_dims import EXAMPLE

@@ -14,9 +14,11 @@ from ...operators.cast import Cast
 from ...operators.copy import Copy
 from ...operators.data_dependent import DataDependent
 from ...operators.operator import Operator, Value, output_value
-from ..dims import Dim, decisive, find, found_element
+from ..dims import Dim
 from ..folding import fold, held, worth_folding
 from ..graph import Graph, Node, Note, runnable_order
+from ..guards import decisive, meet
+from ..terms import found_element
 from . import definitions, expressions
 from . import model as protobuf
 from .call import Call
@@ -65,7 +67,7 @@ class Importer:
                 :class:`FoundError` is raised where one is met.
         """
         self.finds = finds
-        #: Tensor -> its elements that are found while the graph runs: symbols of :func:`dims.find`.
+        #: Tensor -> its elements that are found while the graph runs: symbols of :func:`.guards.meet`.
         self.read: dict[str, np.ndarray] = {}
         #: Tensor, or node -> symbols found while the graph runs by which it was decided.
         self.decided_by: dict[str, frozenset[str]] = {}
@@ -104,7 +106,8 @@ class Importer:
                 f"{self.source}: expected sizes at which the network finds no number while it runs, as at "
                 f"those of its making; found others, which make it find {symbol}; give them as input_shape"
             )
-        return find(symbol, number)
+        meet(symbol, number)
+        return Dim.symbol(symbol)
 
     def may_be_found(self, name: str, dtypes: Sequence[str]) -> bool:
         """Whether a tensor is small, of one of some types and not known: it may be read by the host."""

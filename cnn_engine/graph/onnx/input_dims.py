@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..dims import Dim, Evaluator, Guard, Sizes, lowest, symbols_of
+from ..dims import Dim, Sizes
+from ..guards import Guard
+from ..terms import Evaluator, lowest, symbols_of
 
 #: Numbers of dimensions by their symbols, for a graph that is made before the first pass says them.
 EXAMPLES = {"batch": 1, "channels": 3, "height": 224, "width": 224}
@@ -78,7 +80,7 @@ def decided_otherwise(
             first = ELEMENT_CANDIDATES if lowest(symbol) is None else ()
             for number in (*first, *CANDIDATES):
                 other = sizes.updated({symbol: number})
-                if other not in tried and not guard.holds(Evaluator(other)):
+                if other not in tried and not guard.holds(Evaluator(other.numbers)):
                     return other
     return None
 

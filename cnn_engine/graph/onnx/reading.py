@@ -14,11 +14,13 @@ import numpy as np
 
 from ...errors import InputError, UnsupportedError, printable
 from ...floating_point import usual_mode
-from ..dims import TYPICAL_BATCH, Dim, Sizes, example_numbers, lowest, recorded
+from ..dims import Dim, Sizes
 from ..graph import Graph
 from ..graph import Value as _Value
+from ..guards import TYPICAL_BATCH, example_numbers, recorded
 from ..specialization import Specializations, SymbolicGraph
 from ..stages import Found
+from ..terms import lowest
 from . import model as protobuf
 from .importer import FoundError, Importer, build
 from .input_dims import EXAMPLE, EXAMPLES, decided_otherwise, dims_of, example, text_of, usual_names
@@ -344,7 +346,7 @@ class _Reader:
         for trial in range(_TRIALS):
             usual = sizes if sizes.batch in fixed else sizes.with_batch(TYPICAL_BATCH)
             for wanted in dict.fromkeys((usual, sizes)):
-                with recorded(wanted) as guards:
+                with recorded(wanted.numbers) as guards:
                     try:
                         graph = self.graph(wanted.as_symbols(), finds)
                     except (UnsupportedError, InputError) as error:
