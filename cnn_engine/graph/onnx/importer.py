@@ -12,18 +12,16 @@ import numpy as np
 from ...errors import CnnEngineError, InputError, UnsupportedError
 from ...operators.cast import Cast
 from ...operators.copy import Copy
-from ...operators.data_dependent import DataDependent
 from ...operators.operator import Operator, Value, output_value
 from ..dims import Dim
 from ..folding import fold, held, worth_folding
-from ..graph import Graph, Node, Note, runnable_order
+from ..graph import Node, Note, runnable_order
 from ..guards import decisive, meet
 from ..terms import found_element
 from . import definitions, expressions
 from . import model as protobuf
 from .call import Call
-from .refusal import ALL_FILL_BYTES, Refusal, UnsupportedNode, UnsupportedNodesError
-from .weights import release
+from .refusal import Refusal, UnsupportedNode, UnsupportedNodesError
 
 #: Elements of a tensor that are read while the graph runs: a shape's, a condition.
 MOST_ELEMENTS = 64
@@ -87,7 +85,7 @@ class Importer:
         #: Tensor -> its type in the file, where it is computed in float32.
         self.narrow: dict[str, str] = {}
         #: Results of casts that round float32: kept where nothing but casts reads them.
-        self._rounded: dict[str, str] = {}
+        self.rounded: dict[str, str] = {}
         self._node_names: set[str] = set()
         self._counters: dict[str, int] = {}
         self.depth = 0
@@ -205,70 +203,13 @@ class Importer:
         self.values[value.name] = value
         wide = self.fresh(f"{value.name}/float32/")
         self.define(Value(wide, value.shape, "float16"), sources)
-        self._add_cast(value.name, wide, "float32")
+        self.add_cast(value.name, wide, "float32")
         return {value.name: wide}
 
-    def finish_outputs(self, stated: Mapping[str, str | None]) -> None:
-        """Casts outputs that the file has in float16 to that, once they are computed in float32.
-
-        Args:
-            stated: output -> the type that the file states of it, or None.
-        """
-        renamed: dict[str, str] = {}
-        for name, dtype in stated.items():
-            value = self.values.get(name)
-            narrow = dtype or self.narrow.get(name)
-            if value is None or value.dtype != "float32" or narrow != "float16":
-                continue
-            self.narrow[name] = narrow
-            wide = renamed[name] = self.fresh(f"{name}/float32/")
-            self.values[wide] = replace(value, name=wide)
-            self.values[name] = replace(value, dtype="float16")
-            self.narrow[wide] = narrow
-            if name in self._rounded:
-                self._rounded[wide] = self._rounded.pop(name)
-            if name in self.constants:
-                self.constants[wide] = self.constants[name]
-                with np.errstate(over="ignore"):
-                    self.constants[name] = self.constants[name].astype(np.float16)
-        if not renamed:
-            return
-        self.nodes = [
-            replace(
-                node,
-                inputs=tuple(renamed.get(i, i) for i in node.inputs),
-                outputs=tuple(renamed.get(o, o) for o in node.outputs),
-            )
-            if not renamed.keys().isdisjoint((*node.inputs, *node.outputs))
-            else node
-            for node in self.nodes
-        ]
-        for name, wide in renamed.items():
-            if name not in self.constants:
-                self._add_cast(wide, name, "float16")
-
-    def _add_cast(self, source: str, target: str, dtype: str) -> None:
+    def add_cast(self, source: str, target: str, dtype: str) -> None:
+        """Adds a node that makes a tensor another in another type."""
         name = self.unique_node_name(f"{target}/cast")
         self.nodes.append(Node(name, Cast(dtype), (source,), (target,), ()))
-
-    def settle_rounding(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Returns ``nodes`` with the casts that round float32 to fewer bits and back, where that is all
-        they are for: a network that was made to run in float16 is not to lose more than it must."""
-        readers: dict[str, list[Node]] = {}
-        for node in nodes:
-            for name in node.inputs:
-                if name is not None:
-                    readers.setdefault(name, []).append(node)
-
-        def meant(name: str) -> bool:
-            return all(isinstance(node.op, Cast) for node in readers.get(name, ()))
-
-        return tuple(
-            replace(node, op=Cast("float32", self._rounded[node.outputs[0]]))
-            if node.outputs[0] in self._rounded and meant(node.outputs[0])
-            else node
-            for node in nodes
-        )
 
     def define_constant(self, name: str, array: np.ndarray, dtype: str = "int64") -> None:
         """Makes ``array`` a constant; of objects, dimensions among them, it stands for one of ``dtype``."""
@@ -475,7 +416,7 @@ class Importer:
             if kind and value.dtype == "float32":
                 self.narrow[value.name] = kind
         if isinstance(op, Cast) and op.through:
-            self._rounded[outputs[0]] = op.through
+            self.rounded[outputs[0]] = op.through
             op = Cast(op.dtype)
         name = call.node_name()
         node = Node(name, op, tuple(inputs), tuple(outputs), (call.name,))
@@ -529,54 +470,3 @@ def _module(proto) -> str:
             scopes = re.findall(r"'([\w.]{0,200})'", prop.value)
             return f"{scopes[-2]}/" if len(scopes) > 1 and scopes[-2] else ""
     return ""
-
-
-def prune(nodes: Sequence[Node], outputs: Sequence[str]) -> tuple[Node, ...]:
-    """Returns the nodes that the outputs depend on."""
-    needed = set(outputs)
-    kept = []
-    for node in reversed(nodes):
-        if needed & set(node.outputs):
-            kept.append(node)
-            needed.update(name for name in node.inputs if name is not None)
-    return tuple(reversed(kept))
-
-
-def build(
-    importer: Importer, name: str, inputs: Sequence[Value], outputs: Sequence[str], **facts
-) -> Graph:
-    """Returns the graph that an import made.
-
-    Raises:
-        UnsupportedNodesError: some nodes cannot be run.
-    """
-    importer.refuse_problems()
-    # What is found may decide what nothing reads: see :func:`cnn_engine.graph.stages.cut`.
-    finding = [o for n in importer.nodes if isinstance(n.op, DataDependent) for o in n.outputs]
-    nodes = importer.settle_rounding(prune(importer.nodes, [*outputs, *importer.read, *finding]))
-    used = {name for node in nodes for name in node.inputs} | set(outputs)
-    computed = importer.constants.expressions.keys() & used if importer.finds else ()
-    constants = {
-        name: importer.constants[name]
-        for name in importer.constants
-        if name in used and name not in computed
-    }
-    inputs = (*inputs, *(importer.values[name] for name in sorted(computed)))
-    filled = sum(array.nbytes for array in constants.values() if held(array) < array.nbytes)
-    if filled > ALL_FILL_BYTES:
-        raise InputError(
-            f"{importer.source}: expected up to {ALL_FILL_BYTES} bytes of constants that hold one number, "
-            f"found {filled}"
-        )
-    for key, array in constants.items():
-        constants[key] = np.ascontiguousarray(array).reshape(array.shape)
-    for key, array in constants.items():
-        if array.dtype.kind == "f" and array.size and np.isnan(array.min()):
-            place = [int(i) for i in np.argwhere(np.isnan(array))[0]]
-            raise InputError(
-                f"{importer.source}: constant {key!r}: expected numbers, found NaN at {place}"
-            )
-        release(array)
-    return Graph(
-        name, tuple(inputs), tuple(outputs), nodes, constants, notes=tuple(importer.notes), **facts
-    )
