@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import _cpu, devices, workload
-from ..devices import arrays
+from .. import devices, workload
 from ..devices import threads as thread_counts
 from ..errors import InputError, UnsupportedError, expected
 from ..floating_point import usual_mode
-from ..graph.dims import Sizes, holds_dims
 from ..graph.form import form_of
 from ..graph.graph import Graph, Node, Value
 from ..graph.model import Model
@@ -32,30 +29,23 @@ from ..lower import fused_network, user_kernels
 from ..lower.lowering import Program
 from ..lower.placement import Placement
 from ..plan.plan import Plan
-from ..plan.schedule import GPU_PART, Schedule
+from ..plan.schedule import Schedule
 from ..workload import Dataset, Samples, Workload
-from . import arguments, conversion
 from .check import Check
 from .check import check as compare
-from .device_images import DeviceImages
-from .host_memory import HostMemory, samples
 from .loading import find, read_weights
-from .outputs import Outputs, allocate_outputs, fits_output, outputs_by_name
 from .phases import Phases
 from .plan_cache import plan_bytes
 from .plan_runner import Plans
-
-address_of = _cpu.address_of
+from .predictor import Predictor
 
 _log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ..measure.result import Result
 
 
-class Engine:
+class Engine(Predictor):
     """Runs one network on one device in one variant.
 
     :meth:`predict` may be called from several threads at once: each pass has memory of its own, and the
@@ -162,17 +152,27 @@ class Engine:
                 "any but stream, which splits images into chunks, for a network of other arrays"
             )
             raise expected("data_mode", wanted, "stream")
-        self._memory = HostMemory(self.device, self.form)
-        #: Images per pass, where the model is for so many alone.
-        self._only_batch = self.form.only_batch
-        #: Of a network with one output of float32, the shape of an image's part of it.
-        self._row: tuple[int, ...] | None = None
-        if len(self.form.outputs) == 1 and self.form.outputs[0].dtype == "float32":
-            row = self.form.rows.get(self.form.outputs[0].name)
-            self._row = None if holds_dims(row) else row
-        self._fused_layers: int | None = (
-            None  # layers that one kernel runs, where the choice is fused
-        )
+        program, schedule = self._lowered(variant, reduction, data_mode, tune)
+        self.phases.load_parameters_s = perf_counter() - start
+        plans = Plans(program, schedule, chunk, self.phases, self.form)
+        super().__init__(self.network, self.form, self.device, data_mode, plans, schedule)
+        self._kernel_names: str | None = None  # by repr
+        self._profiling = ForkSafeLock()
+        _log.info(
+            "%s on %s: variant %s, %s, weights %s",
+            self.network.name, self.device.name, self.choice.variant, dtype, self.weights_source,
+        )  # fmt: skip
+
+    def _lowered(
+        self, variant: str, reduction: bool | None, data_mode: str, tune: bool
+    ) -> tuple[Program, Schedule]:
+        """Chooses how the network runs on the device; returns its program, loaded, and its schedule.
+
+        Raises:
+            UnsupportedError: the device or this installation lacks what is asked for.
+        """
+        is_model, dtype = isinstance(self.network, Model), self.dtype
+        self._fused_layers: int | None = None  # that one kernel runs, where the choice is fused
         # Chunks on several streams are each computed as resident data is.
         mode = "resident" if data_mode in ("auto", "stream") else data_mode
         rounds = mode == "resident" and not (reduction or self.kernels)
@@ -193,7 +193,7 @@ class Engine:
                 self._tuner = autotune.Tuner(self.device, dtype)
             program = Program(
                 partial(_graph_of, self.network, self.weights), placement, self.choice, dtype, fuses=is_model,
-                first=(self.network.batch, self._reads_pixels) if is_model else (1, True),
+                first=(self.network.batch, self.form.reads_pixels) if is_model else (1, True),
                 own=self.kernels, tuner=self._tuner, fused_layers=self._fused_layers, saved=saved,
             )  # fmt: skip
             if program.channels_last and saved is None:
@@ -202,20 +202,11 @@ class Engine:
                     others = "channels_last on tensor cores where weights are constants"
                 self.choice = replace(self.choice, reason=f"{self.choice.reason}; {others}")
             program.load()
-            self.phases.load_parameters_s = perf_counter() - start
-            self._schedule = Schedule.of(
+            schedule = Schedule.of(
                 self._base, self.network.batch if is_model else 1, program.covered, self.device,
                 data_mode, self.threads, not self.choice.layered,
             )  # fmt: skip
-        self._plans = Plans(program, self._schedule, chunk, self.phases, self.form)
-        self._ready = self._plans.ready  # of predict's usual calls
-        self._reader: Any = None  # of files, for device_images()
-        self._kernel_names: str | None = None  # by repr
-        self._profiling = ForkSafeLock()
-        _log.info(
-            "%s on %s: variant %s, %s, weights %s",
-            self.network.name, self.device.name, self.choice.variant, dtype, self.weights_source,
-        )  # fmt: skip
+        return program, schedule
 
     @classmethod
     def from_torch(cls, module: Any, example: Any, **options: Any) -> Engine:
@@ -239,12 +230,6 @@ class Engine:
 
     def _graph(self, batch: int, pixels: bool) -> Graph:
         return _graph_of(self.network, self.weights, batch, pixels)
-
-    @property
-    def _reads_pixels(self) -> bool:
-        """Whether a model's images are pixels."""
-        inputs = self._base.inputs
-        return bool(inputs) and inputs[0].dtype == "uint8"
 
     @property
     def _base(self) -> Graph:
@@ -360,261 +345,6 @@ class Engine:
         """
         self._plans.check_overflow()
 
-    def plan(
-        self,
-        batch: int,
-        dtype: np.dtype,
-        pinned: tuple[bool, bool] = (False, False),
-    ) -> Plan:
-        """Returns the steps of a pass over ``batch`` images in host memory, built when first asked for.
-
-        ``pinned`` says whether images and probabilities are page-locked: they are copied where they are then.
-        """
-        return self._plans.lend(batch, dtype == np.uint8, pinned)
-
-    def plan_at(
-        self,
-        inputs: int | Sequence[int],
-        outputs: int | Sequence[int],
-        batch: int,
-        dtype: np.dtype,
-    ) -> Plan:
-        """Returns the plan for ``batch`` images, bound to these addresses, for the caller's use.
-
-        It stays the caller's, apart from what :meth:`predict` uses, until the engine is closed.
-
-        Args:
-            inputs, outputs: addresses of all arrays, or of the only one, in the network's order.
-            dtype: of the first input.
-        """
-        addresses = tuple(
-            address
-            for side in (inputs, outputs)
-            for address in ((side,) if isinstance(side, int) else side)
-        )
-        pixels = dtype == np.uint8
-        pinned = False, False
-        if len(addresses) > 1:
-            pinned = self._plans.pinned(batch, pixels, addresses[0], addresses[-1])
-        plan = self.plan(batch, dtype, pinned)
-        plan.bind(*addresses)
-        return plan
-
-    def empty_images(self, count: int, dtype: Any = np.uint8) -> np.ndarray:
-        """Returns memory for ``count`` images [N, C, H, W], page-locked on CUDA, to be filled."""
-        return self._memory.empty((count, *self.network.input_shape), dtype)
-
-    def empty_probabilities(self, count: int) -> np.ndarray:
-        """Returns memory for ``count`` rows of outputs, page-locked on CUDA."""
-        return self._memory.empty((count, self.network.classes), np.float32)
-
-    def takes_files(self, count: int, dtype: Any = np.uint8) -> bool:
-        """Whether there is :meth:`device_images`: passes over so many go in chunks, by one kernel a chunk."""
-        pixels = np.dtype(dtype) == np.uint8
-        return self._schedule.overlaps(count, pixels) and not self._schedule.activation_bytes
-
-    def device_images(self, count: int, dtype: Any = np.uint8) -> DeviceImages:
-        """Returns memory of the GPU for ``count`` images, into which files are read past the host's memory.
-
-        Raises:
-            InputError: the engine has none; see :meth:`takes_files`.
-        """
-        if not self.takes_files(count, dtype):
-            raise expected("images", "passes in chunks, by one kernel", f"{count} images")
-        if self._reader is None:
-            self._reader = self.device.file_reader(self.threads)
-        shape, dtype = (count, *self.network.input_shape), np.dtype(dtype)
-        buffer = self.device.allocate(math.prod(shape) * dtype.itemsize)
-        return DeviceImages(self._plans, self._reader, buffer, shape, dtype)
-
-    def keep_sizes(self) -> None:
-        """Keeps plans for passes of several sizes, for which a GPU has a part of its memory."""
-        pool = self._plans.pool
-        pool.kept_bytes = max(pool.kept_bytes, self._schedule.memory // GPU_PART)
-
-    def check_images(self, images: Any) -> arrays.View:
-        """Looks at the array of the network's only input.
-
-        Raises:
-            InputError: it is of another type or shape, or there are several inputs.
-        """
-        return arguments.images_of(self.form, images)[0]
-
-    @overload
-    def predict(
-        self,
-        images: NDArray[Any],
-        batch: int | None = None,
-        out: NDArray[np.float32] | None = None,
-    ) -> NDArray[np.float32]: ...
-
-    @overload
-    def predict(self, images: Any, batch: int | None = None, out: Any = None) -> Any: ...
-
-    def predict(self, images: Any, batch: int | None = None, out: Any = None) -> Any:
-        """Returns the outputs of a network with one input for ``images``.
-
-        Of a classifier these are probabilities where it ends in a softmax (:attr:`gives_probabilities`), else
-        logits as they are.
-
-        Args:
-            images: an array as the network's input is, C-contiguous; dimension 0 is the images. Lists, other
-                number types and images of Pillow's are converted first: :mod:`.conversion`. Images
-                [N, C, H, W] are uint8 pixels, which are normalised, or float32 input, which is taken as it
-                is. A NumPy array, copied to a GPU fastest from :meth:`empty_images`; with ``auto``,
-                ``resident`` or ``stream`` data also an array of the engine's CUDA device (CuPy, PyTorch,
-                DLPack ...), which stays there.
-            batch: images per pass, all where there are fewer; None: by rule, as many as are fast. All go in
-                one pass where an output has no row per image.
-            out: memory beside the images, to be filled: an array; of several outputs a mapping from all
-                names, or a sequence. None: new arrays.
-
-        Returns:
-            the output, of any rank, such as float32 [N, classes]; of several outputs :class:`Outputs`: a
-            sequence in the network's order, which names index too. ``out`` where that is given. NumPy arrays
-            are complete; for an array on the device they are of its library (else CuPy's), queued on the
-            caller's current stream and not waited for. With ``out``, nothing is allocated from the second
-            call alike on. Any call may be captured into a CUDA graph, on any stream. The graph then has
-            memory of its own, and keeps it and the weights until it is destroyed, also where the engine is
-            closed before; instances of one graph share it.
-
-        Raises:
-            InputError: the images or ``out`` do not fit the network, or a batch does not fit in memory.
-            UnsupportedError: the network has several inputs: see :meth:`run`. Or float16 has no room for a
-                node's results: of arrays on the device, those of an earlier call; see :meth:`check_overflow`.
-        """
-        if batch is None:  # a call like one before: nothing is left to check
-            if type(images) is np.ndarray:
-                # At batch 1 the checks would cost a third of the pass.
-                shelf = None
-                if images.flags.c_contiguous:
-                    source = address_of(images)
-                    pinned = self._plans.is_pinned(source)
-                    shelf = self._ready.get((images.shape, images.dtype, pinned))
-                if shelf is not None:
-                    rows = out
-                    if out is None:
-                        rows = np.empty((len(images), *self._row), np.float32)
-                    if (out is None or fits_output(out, images, self._row)) and shelf.run(
-                        source, address_of(rows)
-                    ):
-                        return rows
-            elif self._ready and (glance := arrays.glance(images, out)) is not None:
-                key, source, target = glance
-                # None are remembered of a stream that is captured: what a graph uses is the graph's own.
-                shelf = self._ready.get((key, self.device.stream_id(key[1])))
-                if shelf is not None:
-                    rows = out
-                    if out is None:
-                        rows, target = arrays.empty_rows(images, self._row)
-                    if shelf.run(source, target):
-                        return rows
-        images = conversion.images_of(self.form, self.network, images)
-        found, count, sizes = arguments.images_of(self.form, images)
-        pixels = found.dtype == np.uint8
-        batch = self._only_batch or arguments.batch_size(batch, count)
-        schedule = self._schedule
-        if sizes is not None:
-            schedule = schedule.scaled(found.nbytes, count, found.dtype.itemsize)
-        if self.form.in_parts and sizes is None:
-            shapes = {name: (count, *row) for name, row in self.form.rows.items()}
-        elif self.form.in_parts:
-            shapes = self._plans.shapes(sizes, pixels)
-        else:  # what images share is of all of them
-            if batch is not None and batch < count:
-                raise expected(
-                    "batch",
-                    f"{count}, for an output of {self.network.name} has no row per image",
-                    batch,
-                )
-            batch = count if self._only_batch is None else batch
-            shapes = self._plans.shapes(batch if sizes is None else sizes, pixels)
-        given = outputs_by_name(self.form, out)
-        rooms = allocate_outputs(self.form, given, shapes, [found])
-        targets = list(rooms.values())
-        if found.device != arrays.CPU:
-            size = batch or schedule.batch_on_device(count)
-            shelf = self._plans.run_on_device([found], targets, count, size, sizes=sizes)
-            glance = arrays.glance(images, out) if self._row is not None else None
-            if shelf is not None and batch is None and count <= size and glance is not None:
-                self._plans.remember((glance[0], self.device.stream_id(glance[0][1])), shelf)
-        elif not self.form.in_parts:
-            self._plans.run([found], targets, batch if sizes is None else sizes, pixels, None)
-        else:
-            size = batch or schedule.batch(count, pixels)
-            shelf = self._plans.run_on_host([found], targets, count, size, sizes)
-            whole = batch is None and 0 < count <= size and not self._plans.overlaps(count, pixels)
-            if whole and self._row is not None:
-                pinned = self._plans.is_pinned(found.address)
-                self._plans.remember((found.shape, found.dtype, pinned), shelf)
-        if out is not None:
-            return out
-        found_arrays = {name: room.array for name, room in rooms.items()}
-        return Outputs(found_arrays) if len(rooms) != 1 else next(iter(found_arrays.values()))
-
-    def run(
-        self,
-        inputs: Mapping[str, Any],
-        outputs: Sequence[str] | None = None,
-        out: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """Runs any graph once.
-
-        Args:
-            inputs: name -> array of the input's type and shape, C-contiguous; lists and other number types
-                are converted first, as of :meth:`predict`. Where the graph is for any
-                batch, dimension 0 is the batch, the same in all inputs that have one. All are in host memory,
-                or all on the engine's CUDA device (CuPy, PyTorch, DLPack ...) as :meth:`predict` takes them.
-            outputs: names of those that are wanted; None: all.
-            out: output -> memory beside the inputs that is filled with it; others are new arrays.
-
-        Returns:
-            name -> array, for every output that is wanted. Arrays of the host are complete; those of a device
-            are queued on the caller's current stream, which may be captured, as of :meth:`predict`.
-
-        Raises:
-            InputError: an array does not fit the graph, or the batch not in memory.
-            UnsupportedError: as :meth:`predict`.
-        """
-        if not isinstance(inputs, Mapping):
-            raise expected("inputs", "a mapping from names to arrays", type(inputs).__name__)
-        if out is not None and not isinstance(out, Mapping):
-            raise expected("out", "a mapping from names to arrays", type(out).__name__)
-        form, given = self.form, out or {}
-        inputs = conversion.inputs_of(form, inputs)
-        first = str(getattr(inputs.get(form.inputs[0].name), "dtype", "")) if form.inputs else ""
-        pixels = first.removeprefix("torch.") == "uint8" and (
-            not isinstance(self.network, Model) or self._reads_pixels
-        )
-        found, batch = arguments.of_graph(form, inputs, pixels)
-        wanted = arguments.wanted_outputs(form, outputs, given)
-        shapes = self._plans.shapes(batch, pixels)
-        rooms = allocate_outputs(form, given, shapes, found, wanted)
-        empty = batch == 0 if isinstance(batch, int) else batch.is_empty
-        if not (empty and all(0 in room.shape for room in rooms.values())):
-            targets = list(rooms.values())
-            if found and found[0].device != arrays.CPU:
-                sizes = batch if isinstance(batch, Sizes) else None
-                count = batch if sizes is None else 1
-                self._plans.run_on_device(found, targets, count, count, wanted, sizes)
-            else:
-                self._plans.run(found, targets, batch, pixels, wanted)
-        names = rooms if outputs is None else outputs
-        return {n: given[n] if n in given else rooms[n].array for n in names}
-
-    def run_sized(self, inputs: Sequence[np.ndarray], sizes: Sizes) -> dict[str, np.ndarray]:
-        """Returns every output by name, of a pass whose sizes are known beside the shapes of its inputs.
-
-        Args:
-            inputs: in the network's order, C-contiguous, of their types and shapes.
-        """
-        size = sizes if sizes.numbers else self.form.batch
-        shapes = self._plans.shapes(size, self._reads_pixels)
-        found = {v.name: np.empty(shapes[v.name], v.dtype) for v in self.form.outputs}
-        addresses = [address_of(array) for array in (*inputs, *found.values())]
-        self._plans.run_at(addresses, size, self._reads_pixels)
-        return found
-
     def memory(self, plan: Plan) -> dict[str, int]:
         """Returns the bytes of a plan: of activations at their peak, and of all weights."""
         weights = sum(array.nbytes for array in self._base.constants.values())
@@ -659,51 +389,6 @@ class Engine:
 
     def _graph_at(self, batch: int, pixels: bool) -> Graph:
         return self._graph(self.form.size(batch), pixels)
-
-    def _all_of(self, images: np.ndarray | Samples) -> dict[str, np.ndarray]:
-        """Returns every output for images in host memory."""
-        if not isinstance(images, Samples) or len(self.form.inputs) == 1:
-            given = images.arrays.values() if isinstance(images, Samples) else [images]
-            found = self.predict(*given)
-            return found.to_dict() if isinstance(found, Outputs) else {"": found}
-        count, form = len(images), self.form
-        batch = self.batch_size(None, count, images.dtype) if form.in_parts else max(count, 1)
-        rooms = self.empty_outputs(count, batch)
-        for first in range(0, count, batch):
-            some, room = images[first : first + batch], rooms[first : first + batch]
-            self._run_whole(some, room)
-        return rooms.arrays
-
-    def _run_whole(self, images: Samples, rooms: Samples) -> None:
-        """Runs one pass over images in host memory."""
-        views = [
-            [
-                arrays.view(name, array, dtype=array.dtype.name)
-                for name, array in side.arrays.items()
-            ]
-            for side in (images, rooms)
-        ]
-        self._plans.run(*views, len(images), images.dtype == np.uint8, None)
-
-    def samples(self, inputs: Mapping[str, Any]) -> Samples:
-        """Returns arrays in host memory, by name, as the images of one or several passes.
-
-        Dimension 0 are the images where the network has a batch: any number, or of a network for so many
-        alone a multiple of these.
-
-        Raises:
-            InputError: they do not fit the network, or hold what is not finite.
-        """
-        return samples(self.form, inputs)
-
-    def page_locked(self, images: Samples) -> Samples:
-        """Returns a copy of inputs in page-locked memory, from which they are copied to a GPU fastest."""
-        return self._memory.page_locked(images)
-
-    def empty_outputs(self, count: int, batch: int) -> Samples:
-        """Returns memory for outputs of passes over ``batch`` of ``count`` images, page-locked on CUDA."""
-        shared = {} if self.form.in_parts else self._plans.shapes(batch, self._reads_pixels)
-        return self._memory.outputs(count, shared)
 
     def _computes(self, node: Node) -> str:
         """What the products of a node are rounded to."""
@@ -758,25 +443,6 @@ class Engine:
             return measurement.profile(
                 self, images, labels, batch, settings, probabilities, progress
             )
-
-    def batch_size(self, batch: int | None, images: int, dtype: Any = np.uint8) -> int:
-        """Returns how many of ``images`` are in a pass: all where ``batch`` is more; None: by rule.
-
-        Raises:
-            InputError: it is no whole number of at least 1.
-        """
-        if self._only_batch:
-            return self._only_batch
-        named = arguments.batch_size(batch, images)
-        return named or self._schedule.batch(images, np.dtype(dtype) == np.uint8)
-
-    def data_mode_of(self, batch: int, dtype: Any = np.uint8) -> str:
-        """Returns the data mode of a pass over ``batch`` images in host memory, which ``auto`` stands for."""
-        if self.data_mode != "auto":
-            return self.data_mode
-        return (
-            "stream" if self._schedule.overlaps(batch, np.dtype(dtype) == np.uint8) else "resident"
-        )
 
 
 def _graph_of(network: Network | Model, weights: Any, batch: int, pixels: bool) -> Graph:

@@ -48,6 +48,11 @@ class Form:
         return None if self.any_batch else self.batch
 
     @property
+    def reads_pixels(self) -> bool:
+        """Whether the first input may be pixels."""
+        return bool(self.inputs) and self.inputs[0].dtype == "uint8"
+
+    @property
     def is_of_images(self) -> bool:
         """Whether there is one input, of images [N, C, H, W] as floats or pixels."""
         if len(self.inputs) != 1:
