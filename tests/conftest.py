@@ -47,49 +47,12 @@ def gpu_missing() -> str | None:
     return reason
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--skips-to",
-        metavar="FILE",
-        help="append the names of the tests and files that are skipped",
-    )
-    parser.addoption(
-        "--only-from", metavar="FILE", help="run the tests that are named in a file of --skips-to"
-    )
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if path := config.getoption("--skips-to"):
-        config.pluginmanager.register(Skips(Path(path)))
-
-
-class Skips:
-    """Appends what is skipped to a file, so that it can be run alone where the packages it needs are."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.skipped and not hasattr(report, "wasxfail"):
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write(f"{report.nodeid}\n")
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        self.pytest_runtest_logreport(report)
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects tests marked ``gpu`` where there is no GPU: thousands of skips would take half a minute."""
-    left_out: set[pytest.Item] = set()
     if gpu_missing():
-        left_out.update(item for item in items if item.get_closest_marker("gpu"))
-    if path := config.getoption("--only-from"):
-        names = set(Path(path).read_text("utf-8").splitlines())
-        left_out.update(
-            item for item in items if not names & {item.nodeid, item.nodeid.partition("::")[0]}
-        )
-    items[:] = [item for item in items if item not in left_out]
-    config.hook.pytest_deselected(items=list(left_out))
+        left_out = [item for item in items if item.get_closest_marker("gpu")]
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+        config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
