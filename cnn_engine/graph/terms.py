@@ -1,6 +1,6 @@
-"""Sums of products of symbols: what a dimension that is not known yet is made of, and its numbers.
+"""Sums of products of symbols, of which dimensions are made: their arithmetic, bounds and numbers.
 
-A term is (factors, coefficient). A factor is a symbol, or a :class:`Compound`: what is no polynomial.
+A term is (factors, coefficient). A factor is a symbol or a :class:`Compound`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LONGEST_TEXT = 400
 
 
 class Compound:
-    """What is no polynomial: ``floor``, ``min`` or ``max`` of two expressions; equal ones are one object."""
+    """A factor that is no symbol: ``floor``, ``min`` or ``max`` of two expressions; equal ones are one object."""
 
     __slots__ = ("__weakref__", "first", "kind", "second", "text")
 

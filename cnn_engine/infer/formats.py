@@ -1,4 +1,4 @@
-"""Files of images by format: what each holds, told from its header, and refused where the network cannot."""
+"""Files of images by format: their contents, read from headers, and the network's demands on them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Wanted:
 
 
 def known() -> list[str]:
-    """Returns what files of images may be called."""
+    """Returns the names and endings of files of images."""
     return [".tar", ".parquet", ".npy", ".npz", "CIFAR's .bin", "IDX", *SUFFIXES]
 
 
@@ -112,7 +112,7 @@ def examine(path: str, wanted: Wanted) -> Source | None:
 
 
 def examiner_of(name: str) -> Callable[[str, int, Wanted], Source] | None:
-    """Returns what tells of a file by its name what it has; None where that is no image file's."""
+    """Returns the function that examines files of a name; None where it is no image file's."""
     name = name.lower()
     if name.endswith(SUFFIXES):
         return _plain("image", 1)

@@ -1,4 +1,4 @@
-"""The options of ``cnn-engine infer``: what they are, what they must be, and how many workers they mean."""
+"""The options of ``cnn-engine infer``: their parser and checks, and the number of workers."""
 
 from __future__ import annotations
 

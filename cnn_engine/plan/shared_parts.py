@@ -1,4 +1,4 @@
-"""Values that lie in the memory of others: parts of concatenations, and of what is split or sliced."""
+"""Values that lie in the memory of others: parts of concatenations, splits and slices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Piece:
 
 
 class SharedParts:
-    """Values that lie in the memory of others: parts of concatenations, and of what is split.
+    """Values that lie in the memory of others: parts of concatenations, splits and slices.
 
     Parts are in one piece, or columns of wider rows where all that write and read them take those. A part by
     which more would be alive at once than where no value shares memory is copied instead.
@@ -138,7 +138,7 @@ class SharedParts:
         return arena == "cpu" or pitch * item % 16 == 0
 
     def split(self) -> None:
-        """Has the parts of what is split or sliced stay where they are.
+        """Has the outputs of splits and slices stay inside their inputs.
 
         They are read until the last of them is, and nothing writes there until then.
         """

@@ -1,4 +1,4 @@
-"""What shares memory in a pass: storages, the values that lie in each, and the steps that write them."""
+"""Storages of a pass, the values that lie in each, and the steps that write them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Region:
 
 
 class Writes:
-    """Regions of a storage that are written over what another value has written, and the steps that do so."""
+    """Regions of a storage that are written over another value's, and the steps that write them."""
 
     def __init__(self) -> None:
         self._found: list[tuple[Region, int]] = []  # by where they start
@@ -56,7 +56,7 @@ class Writes:
         self._longest = max(self._longest, region.end - region.start)
 
     def meeting(self, region: Region) -> Iterator[int]:
-        """Yields the steps that write what shares a byte with ``region``, or may."""
+        """Yields the steps that write a byte of ``region``, or may."""
         first = bisect_right(self._found, region.start - self._longest, key=_start)
         for other, step in islice(self._found, first, None):
             if other.start >= region.end:
@@ -82,7 +82,7 @@ class Storage:
 
 @dataclass
 class Planner:
-    """What is known of a graph's memory while it is planned.
+    """The memory of a graph while it is planned.
 
     Attributes:
         steps: node -> when it runs.
@@ -117,5 +117,5 @@ class Planner:
 
 
 def aligned(nbytes: Any) -> int:
-    """Returns the bytes that a value takes in an arena; of an open size, by what it is estimated."""
+    """Returns the bytes that a value takes in an arena; of an open size, those of its estimate."""
     return -(-estimated(nbytes) // ALIGNMENT) * ALIGNMENT

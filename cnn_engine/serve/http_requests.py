@@ -1,4 +1,4 @@
-"""Requests over HTTP: their bodies read within bounds, and what JSON and the tensors behind it say."""
+"""Requests over HTTP: their bodies, read within bounds, and their JSON and tensors."""
 
 from __future__ import annotations
 

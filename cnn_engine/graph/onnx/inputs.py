@@ -1,4 +1,4 @@
-"""The inputs of a model: their types, the shapes and constants that are given for them, what stays open."""
+"""The inputs of a model: types, open dimensions, and the shapes and constants that a caller gives."""
 
 from __future__ import annotations
 

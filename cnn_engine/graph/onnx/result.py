@@ -1,4 +1,4 @@
-"""What an import gives in the end: its outputs in the file's types, the nodes that they need, and a graph."""
+"""The graph that an import ends with: outputs in the file's types, and the nodes that they need."""
 
 from __future__ import annotations
 
