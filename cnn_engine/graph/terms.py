@@ -15,7 +15,7 @@ LONGEST_TEXT = 400
 
 
 class Compound:
-    """A factor that is no symbol: ``floor``, ``min`` or ``max`` of two expressions; equal ones are the same."""
+    """A factor that is no symbol: ``floor``, ``min`` or ``max`` of two expressions; each exists once."""
 
     __slots__ = ("__weakref__", "first", "kind", "second", "text")
 
