@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from .. import cli, devices, shared_options
@@ -15,7 +16,9 @@ from ..errors import CnnEngineError, InputError, expected
 from ..graph.form import form_of
 from ..graph.model import Model
 from ..kernels import select
-from ..measure import environment
+from ..measure import environment, roofline
+from ..measure.result import LayerTime
+from ..report import roofline as roofline_report
 from ..workload import Dataset, Workload
 from . import files, measure, plot, text
 from .measure import Meters, Settings
@@ -26,6 +29,7 @@ DEFAULT_BATCHES = "1,5,10,15,20"
 DEFAULT_IMAGES = 1000
 MOST_BATCHES = 1000
 LARGEST_BATCH = 10**6
+LONGEST_LAYERS = 20  # of the roofline that is printed; files have all
 LONGEST_S = 300.0  # a point; every pass's time is kept
 
 Subject = EngineSubject | TorchSubject
@@ -125,6 +129,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--plot", action=argparse.BooleanOptionalAction, default=True, help="draw it (default: yes)"
     )
+    p.add_argument(
+        "--roofline",
+        action="store_true",
+        help="measure the CPU's limits, and say for each layer of each point which one binds it; with the "
+        "plot, draw it",
+    )
     p.add_argument("--quiet", action="store_true", help="print no table and no progress")
     return p
 
@@ -136,6 +146,8 @@ def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     batches = _batches(options.batch)
     device = devices.select(options.device)
+    if options.roofline:
+        roofline.check_device(device)
     subjects, about = _subjects(options, device, batches)
     folder = files.prepare(options.output)
     load_average = environment.host_load()
@@ -157,10 +169,12 @@ def main(arguments: list[str] | None = None) -> int:
     }
     if device.note:
         run.report.notes.append(device.note)
-    run.run()
+    run.run(options.roofline)
     _finish(run, options.plot, device, load_average)
     if not options.quiet:
         cli.show(text.render(run.report))
+        if run.report.roofline is not None:
+            cli.show(f"\n{roofline_report.render(run.report.roofline, LONGEST_LAYERS)}")
     if run.report.interrupted:
         return cli.INTERRUPTED
     failed = [point for point in run.report.points if point.status == FAILED]
@@ -183,7 +197,10 @@ def _finish(run: _Run, wants_plot: bool, device: Any, load_average: float | None
             report.notes.append(reason)
         else:
             commit = report.header["environment"]["commit"] or "not known"
-            plot.draw(report.points, f"{device.model}, commit {commit}", report.folder / files.PLOT)
+            title = f"{device.model}, commit {commit}"
+            plot.draw(report.points, title, report.folder / files.PLOT)
+            if report.roofline is not None:
+                roofline_report.draw(report.roofline, title, report.folder / files.ROOFLINE)
     report.save()
 
 
@@ -209,9 +226,14 @@ class _Run:
         self.watch = environment.Stopwatch()
         self.report = files.Report(folder, {}, list(self.points.values()))
         self.meters: Meters | None = None
+        self.layers: list[LayerTime] = []  # of all points, named by their point
+        self.threads = 1
 
-    def run(self) -> None:
-        """Measures every point; Ctrl-C ends it and is noted in the report."""
+    def run(self, with_roofline: bool) -> None:
+        """Measures every point, then the ceilings for the roofline.
+
+        Ctrl-C ends it and is noted in the report.
+        """
         self.meters = Meters.open(self.device)
         self.report.notes += self.meters.notes
         if self.meters.gpu is not None:
@@ -229,6 +251,8 @@ class _Run:
                         step(subject, point)
                         self.report.save()
                     subject.close()
+            if with_roofline and self.layers:
+                self.report.roofline = roofline.measure(self.threads, self.layers)
         except KeyboardInterrupt:
             self.report.interrupted = True
         finally:
@@ -270,6 +294,9 @@ class _Run:
         try:
             with subject.load(point.batch) as load:
                 kernels, iterations = self._inside(point, load)
+                head = f"{point.subject}, batch {point.batch}"
+                self.layers += [replace(one, name=f"{head}: {one.name}") for one in load.layers]
+                self.threads = max(self.threads, load.threads)
         except Exception as error:  # the times stay; what is inside is missing
             point.add_note(f"inside of passes: {_describe(error)}")
             return

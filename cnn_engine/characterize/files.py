@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..io.files import atomic_write, check_writable, make_folder
+from ..measure.roofline import Roofline
 from ..report.csv import cell
 from ..report.json import finite
 from .points import IterationRow, KernelRow, Point
@@ -21,7 +22,7 @@ from .points import IterationRow, KernelRow, Point
 SCHEMA = 1
 
 SUMMARY, KERNEL, ITERATION = "summary.csv", "kernel.csv", "iteration.csv"
-DOCUMENT, PLOT = "characterize.json", "characterize.png"
+DOCUMENT, PLOT, ROOFLINE = "characterize.json", "characterize.png", "roofline.png"
 
 
 class Table:
@@ -45,6 +46,7 @@ class Report:
         points: rows of the summary, all that were asked for, in order.
         kernels, iterations: these reports.
         notes: sentences on the whole, such as a meter that is missing.
+        roofline: of ``--roofline``: the machine's ceilings, and each layer of each point under them.
         interrupted: whether Ctrl-C ended the measurement.
     """
 
@@ -54,6 +56,7 @@ class Report:
     kernels: Table = field(default_factory=lambda: Table(KernelRow))
     iterations: Table = field(default_factory=lambda: Table(IterationRow))
     notes: list[str] = field(default_factory=list)
+    roofline: Roofline | None = None
     interrupted: bool = False
 
     def save(self) -> None:
@@ -80,6 +83,7 @@ class Report:
                 "schema": SCHEMA,
                 **self.header,
                 "files": {"summary": SUMMARY, "kernel": KERNEL, "iteration": ITERATION},
+                "roofline": self.roofline and dataclasses.asdict(self.roofline),
                 "interrupted": self.interrupted,
                 "notes": self.notes,
                 "points": [dataclasses.asdict(point) for point in self.points],
@@ -94,7 +98,7 @@ def prepare(folder: str) -> Path:
         InputError: they cannot.
     """
     path = make_folder(folder, "--output")
-    for name in (SUMMARY, KERNEL, ITERATION, DOCUMENT, PLOT):
+    for name in (SUMMARY, KERNEL, ITERATION, DOCUMENT, PLOT, ROOFLINE):
         check_writable(path / name, "--output")
     return path
 

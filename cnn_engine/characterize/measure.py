@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..devices import nvml
+from ..devices.energy import Energy
 from ..errors import UnsupportedError
 from ..measure.cupti import activity
 from ..measure.cupti.activity_records import covered_s
@@ -51,12 +52,14 @@ class Meters:
     gpu: GpuMeters | None = None
     counters: SmCounters | None = None
     process: ProcessMeters | None = None
+    energy: Energy | None = None
     notes: list[str] = field(default_factory=list)
 
     @classmethod
     def open(cls, device: Any) -> Meters:
         """Opens the meters that there are for work on ``device``; the others become notes."""
-        meters = cls()
+        meters = cls(energy=Energy(device))
+        meters.notes += meters.energy.notes
         try:
             meters.process = ProcessMeters()
         except UnsupportedError as error:
@@ -74,6 +77,8 @@ class Meters:
         found = {} if self.gpu is None else self.gpu.read()
         if self.process is not None:
             found |= self.process.read()
+        if self.energy is not None:
+            found["energy_j"] = self.energy.read()  # its counters wrap around
         return found
 
     def close(self) -> None:
@@ -142,6 +147,8 @@ def time_point(point: Point, load: Load, meters: Meters, settings: Settings) -> 
         _try(point, meters.counters.begin)
     cpu_s = process.cpu_s() if process is not None else 0.0
     passes, sampler = Passes(), Sampler(meters.read, settings.sample_period_s)
+    if meters.energy is not None:
+        meters.energy.start()
     begin = perf_counter()
     with sampler:
         passes.run(load.next_pass, settings.duration_s)
@@ -152,7 +159,10 @@ def time_point(point: Point, load: Load, meters: Meters, settings: Settings) -> 
             found = _try(point, meters.counters.end) or {}
             for name, value in found.items():
                 setattr(point, name, value)
+    joules = meters.energy.read() if meters.energy is not None and passes else {}
     _latency(point, passes)
+    for source, spent in joules.items():
+        setattr(point, f"{source}_energy_j_per_image", spent / (len(passes) * point.batch))
     _meters(point, meters, sampler, settings)
     if process is not None:
         point.threads = load.threads

@@ -66,6 +66,8 @@ class Point:
     power_mean_w: float | None = None
     power_max_w: float | None = None
     power_limit_w: float | None = None
+    cpu_energy_j_per_image: float | None = None
+    gpu_energy_j_per_image: float | None = None
     sm_clock_mean_mhz: float | None = None
     sm_clock_min_mhz: float | None = None
     memory_clock_mean_mhz: float | None = None

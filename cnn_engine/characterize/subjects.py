@@ -21,7 +21,7 @@ from ..errors import InputError, UnsupportedError, expected
 from ..kernel import preflight
 from ..measure import step_times
 from ..measure.measurement import CHECK_IMAGES
-from ..measure.result import Check
+from ..measure.result import Check, LayerTime
 from ..workload import Dataset, Samples, Workload, addresses
 
 TORCH_DTYPES = ("float32", "float16", "bfloat16")
@@ -79,6 +79,7 @@ class Load:
         settings: what else decides the speed, for the JSON document.
         notes: what there is to say of it, such as what was tuned.
         data_bytes: of host memory that holds what is measured with: images, and what comes out for them.
+        layers: with their operations and bytes, once :attr:`time_inside` has timed them.
     """
 
     batch: int
@@ -90,6 +91,7 @@ class Load:
     settings: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     data_bytes: int = 0
+    layers: list[LayerTime] = field(default_factory=list)
 
 
 class EngineSubject:
@@ -214,6 +216,7 @@ class _EnginePasses:
         )  # fmt: skip
         if steps.interrupted:
             raise KeyboardInterrupt
+        self.load.layers = steps.layers
         layers = [CallTimes(layer.name, layer.samples_s) for layer in steps.layers]
         sampled = len(layers[0].samples_s)
         on_device = self.engine.device.kind == "cuda"

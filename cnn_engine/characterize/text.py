@@ -65,6 +65,10 @@ HOST: list[Column] = [
     ("memory", lambda p: units.size(p.rss_bytes)),
     ("peak", lambda p: units.size(p.rss_peak_bytes)),
 ]
+ENERGY: list[Column] = [
+    ("CPU", lambda p: units.joules(p.cpu_energy_j_per_image)),
+    ("GPU", lambda p: units.joules(p.gpu_energy_j_per_image)),
+]
 
 
 def render(report: Report) -> str:
@@ -77,6 +81,8 @@ def render(report: Report) -> str:
         tables.append(("GPU memory and power", done, DEVICE))
     if any(point.rss_bytes is not None for point in done):
         tables.append(("Host", done, HOST))
+    if any((p.cpu_energy_j_per_image, p.gpu_energy_j_per_image) != (None, None) for p in done):
+        tables.append(("Energy per image", done, ENERGY))
     parts = [_table(title, points, columns) for title, points, columns in tables]
     parts.append(remarks(report))
     return "\n\n".join("\n".join(part) for part in parts if part)

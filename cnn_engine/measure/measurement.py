@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..devices import arrays
+from ..devices.energy import Energy
 from ..errors import InputError, expected
 from ..workload import Dataset, Rest, Samples, addresses
 from . import accuracy, environment, step_times, timing
@@ -233,15 +234,23 @@ def _time(
     for size in {batch, len(images) % batch or batch}:  # memory before time
         engine.plan_at(addresses(images), addresses(probabilities), size, images.dtype)
     progress.start("passes", len(images) * (settings.iterations or 1))
+    energy = Energy(engine.device)
+    result.notes += energy.notes
     passes = timing.time_passes(
         engine, images, probabilities, batch, warmup=settings.warmup,
         iterations=settings.iterations, duration_s=settings.duration_s, progress=progress.advance,
+        energy=energy,
     )  # fmt: skip
     engine.phases.forward_s = passes.forward_s
     result.iterations, result.images_done = passes.iterations, passes.images_done
     result.interrupted, result.stop = passes.interrupted, passes.stop
     if passes.seconds_total > 0:
         result.throughput_images_per_s = passes.images_total / passes.seconds_total
+    images_counted = passes.iterations * len(images)
+    if passes.joules and images_counted:
+        result.energy_j_per_image = {
+            source: joules / images_counted for source, joules in passes.joules.items()
+        }
     if passes.full_s:
         samples = [seconds * 1e3 for seconds in passes.full_s]
         result.latency = Latency(samples, tuple(float(p) for p in settings.percentiles))

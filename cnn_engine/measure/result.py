@@ -321,6 +321,8 @@ class Result:
     copies: list[CopyTime] = field(default_factory=list)
     latency: Latency | None = None
     throughput_images_per_s: float | None = None
+    # Of the whole passes, by source: `cpu` (all packages, other processes included), `gpu`.
+    energy_j_per_image: dict[str, float] | None = None
     stop: Stop | None = None
     timed_pass: TimedPass | None = None
     whole_pass: WholePass | None = None  # `pass` in the JSON document
@@ -390,6 +392,7 @@ class Result:
             "latency_samples_ms": latency and thinned(latency.samples_ms),
             "stop": self.stop and asdict(self.stop),
             "throughput_images_per_s": self.throughput_images_per_s,
+            "energy_j_per_image": self.energy_j_per_image,
             "iterations": self.iterations,
             "images_done": self.images_done,
             "interrupted": self.interrupted,

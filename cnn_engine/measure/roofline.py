@@ -34,14 +34,16 @@ class Ceiling:
     Attributes:
         name: such as ``float32`` or ``memory``.
         kind: ``compute`` or ``bandwidth``.
-        rate: FLOP/s, or bytes/s.
+        rate: FLOP/s, or bytes/s, of all threads together.
         how: it was measured.
+        one_core: the rate of one thread alone; None where that was not measured.
     """
 
     name: str
     kind: str
     rate: float
     how: str
+    one_core: float | None = None
 
 
 @dataclass
@@ -98,15 +100,20 @@ def measure(threads: int, layers: Sequence[LayerTime]) -> Roofline:
 
 
 def ceilings(threads: int) -> list[Ceiling]:
-    """Measures the CPU's ceilings with so many threads."""
+    """Measures the CPU's ceilings with so many threads, and with one."""
     cores = "1 thread" if threads == 1 else f"{threads} threads"
-    return [
-        Ceiling("float32", "compute", _together(threads, _multiply_adds), f"fused multiply-adds, {cores}"),
-        Ceiling("memory", "bandwidth", _together(threads, _copies(MEMORY_BYTES)),
-                f"copies of {MEMORY_BYTES >> 20} MiB, read and written, {cores}"),
-        Ceiling("cache", "bandwidth", _together(threads, _copies(CACHE_BYTES)),
-                f"copies of {CACHE_BYTES >> 10} KiB, read and written, {cores}"),
-    ]  # fmt: skip
+    found = []
+    for name, kind, work, how in (
+        ("float32", "compute", _multiply_adds, "fused multiply-adds"),
+        ("memory", "bandwidth", _copies(MEMORY_BYTES),
+         f"copies of {MEMORY_BYTES >> 20} MiB, read and written"),
+        ("cache", "bandwidth", _copies(CACHE_BYTES),
+         f"copies of {CACHE_BYTES >> 10} KiB, read and written"),
+    ):  # fmt: skip
+        rate = _together(threads, work)
+        one = rate if threads == 1 else _together(1, work)
+        found.append(Ceiling(name, kind, rate, f"{how}, {cores}", one))
+    return found
 
 
 def points(layers: Sequence[LayerTime], found: Sequence[Ceiling]) -> list[Point]:

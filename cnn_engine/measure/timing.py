@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..devices.energy import Energy
 from ..plan.plan import Plan
 from ..workload import Samples, addresses
 from .result import Stop
@@ -47,6 +48,7 @@ class Passes:
         iterations: complete passes over all images.
         images_done: images of the first iteration; fewer than all when interrupted.
         images_total, seconds_total: of all iterations, for the throughput.
+        joules: source -> energy of all iterations; empty where there is no counter.
     """
 
     full_s: list[float] = field(default_factory=list)
@@ -55,6 +57,7 @@ class Passes:
     images_done: int = 0
     images_total: int = 0
     seconds_total: float = 0.0
+    joules: dict[str, float] = field(default_factory=dict)
     stop: Stop | None = None
     interrupted: bool = False
 
@@ -83,6 +86,7 @@ def time_passes(
     iterations: int | None,
     duration_s: float | None,
     progress: Progress,
+    energy: Energy | None = None,
 ) -> Passes:
     """Times passes over ``images``, which fills ``probabilities``.
 
@@ -103,6 +107,8 @@ def time_passes(
                 done += 1
                 if done >= warmup:
                     break
+        if energy is not None:
+            energy.start()
         begin = perf_counter()
         while True:
             iteration_s = 0.0
@@ -121,6 +127,8 @@ def time_passes(
                 progress(count)
             result.iterations += 1
             complete_s += iteration_s
+            if energy is not None:
+                result.joules = energy.read()
             result.forward_s = complete_s / result.iterations
             elapsed_s = perf_counter() - begin
             if duration_s is not None:

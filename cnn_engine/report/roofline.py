@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,10 @@ def render(found: Roofline, top: int | None = None, what: str = "layer") -> str:
     """
     lines = [f"Roofline: each {what} beside the ceiling that is nearest above it"]
     for ceiling in found.ceilings:
-        lines.append(f"  {ceiling.name:<8} {_rate(ceiling):>16}  {ceiling.how}")
+        line = f"  {ceiling.name:<8} {_rate(ceiling):>16}  {ceiling.how}"
+        if ceiling.one_core is not None and ceiling.one_core != ceiling.rate:
+            line += f"; one alone {_rate(replace(ceiling, rate=ceiling.one_core))}"
+        lines.append(line)
     shown = found.points
     if top is not None:
         shown = sorted(shown, key=lambda point: -point.seconds)[:top]
@@ -65,14 +70,17 @@ def draw(found: Roofline, title: str, path: str | os.PathLike[str]) -> None:
     axes.set(xscale="log", yscale="log", xlabel="FLOP per byte", ylabel="GFLOP/s")
     across = [point.intensity for point in shown] or [1.0]
     span = np.geomspace(min(across) / 3, max(*across, _ridge(found.ceilings)) * 3, 200)
-    peak = next(c.rate for c in found.ceilings if c.kind == "compute")
-    for ceiling in found.ceilings:
-        roof = np.full_like(span, peak)
-        if ceiling.kind == "bandwidth":
-            roof = np.minimum(peak, span * ceiling.rate)
-        axes.plot(
-            span, roof / 1e9, color=COLOURS[ceiling.name], label=f"{ceiling.name}: {_rate(ceiling)}"
-        )
+    alone = [
+        replace(c, rate=c.one_core) for c in found.ceilings if c.one_core not in (None, c.rate)
+    ]
+    for ceilings, style, what in ((found.ceilings, "-", ""), (alone, ":", ", one core")):
+        peak = next((c.rate for c in ceilings if c.kind == "compute"), math.inf)
+        for ceiling in ceilings:
+            roof = np.full_like(span, ceiling.rate)
+            if ceiling.kind == "bandwidth":
+                roof = np.minimum(peak, span * ceiling.rate)
+            label = f"{ceiling.name}{what}: {_rate(ceiling)}"
+            axes.plot(span, roof / 1e9, style, color=COLOURS[ceiling.name], label=label)
     most = max((point.seconds for point in shown), default=1.0)
     axes.scatter(
         across[: len(shown)], [point.flops_per_s / 1e9 for point in shown],

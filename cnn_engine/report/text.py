@@ -300,6 +300,11 @@ def _passes(result: Result) -> list[tuple[str, str]]:
         rows.append(("Latency samples", f"{samples} (passes of a full batch of {batch}{ended})"))
     if result.throughput_images_per_s is not None:
         rows.append(("Throughput", f"{units.number(result.throughput_images_per_s)} images/s"))
+    if result.energy_j_per_image:
+        found = [
+            f"{name.upper()} {units.joules(j)}" for name, j in result.energy_j_per_image.items()
+        ]
+        rows.append(("Energy per image", ", ".join(found)))
     return rows
 
 

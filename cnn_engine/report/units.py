@@ -15,6 +15,7 @@ UNKNOWN = "-"
 
 _DIGITS = 4
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+_ENERGIES = ((1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"), (1e-6, "uJ"))
 # Decimal, so that bytes divided by seconds are the GB/s beside them.
 _SIZES = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
@@ -49,6 +50,11 @@ def _scaled(value: float | None, units: Sequence[tuple[float, str]]) -> str:
 def seconds(value: float | None) -> str:
     """Returns a time in s, ms, us or ns."""
     return _scaled(value, _TIMES)
+
+
+def joules(value: float | None) -> str:
+    """Returns an energy in kJ, J, mJ or uJ."""
+    return _scaled(value, _ENERGIES)
 
 
 def size(nbytes: int | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import characterize_points
 import pytest
 
 from cnn_engine import run
@@ -53,6 +54,8 @@ def test_ceilings_are_measured(monkeypatch, threads):
     assert found.keys() == {"float32", "memory", "cache"}
     assert all(1e6 < ceiling.rate < 1e15 for ceiling in found.values())
     assert found["memory"].how.startswith("copies of 4 MiB")
+    for ceiling in found.values():
+        assert (ceiling.one_core == ceiling.rate) == (threads == 1)
     assert found["float32"].how.endswith(f"{threads} thread{'s' if threads > 1 else ''}")
 
 
@@ -73,3 +76,31 @@ def test_run_writes_text_json_and_a_picture(tmp_path, capsys, monkeypatch):
 def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_runs(tmp_path, capsys):
     assert run.main(["--device=cpu", "--roofline", str(tmp_path / "roof.doc")]) == 2
     assert capsys.readouterr().err.startswith("error: --roofline: expected a path that ends in")
+
+
+def test_characterize_has_the_layers_of_every_point(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(roofline, "SECONDS", 0.02)
+    folder = tmp_path / "found"
+    words = ["--variant", "if", "--batch", "1,4", "--no-check", "--threads", "2", "--roofline"]
+    assert characterize_points.run(folder, *words) == 0
+    said = capsys.readouterr().out
+    assert "each layer beside the ceiling that is nearest above it" in said
+    assert "one alone" in said
+    found = json.loads((folder / "characterize.json").read_text())["roofline"]
+    kernels = characterize_points.rows(folder / "kernel.csv")
+    layers = {f"{row['subject']}, batch {row['batch']}: {row['name']}" for row in kernels}
+    names = {point["name"] for point in found["points"]}
+    assert names <= layers
+    for batch in (1, 4):
+        assert f"cifar10 if, batch {batch}: conv1" in names
+    assert all(point["share"] > 0 for point in found["points"])
+    assert (folder / "roofline.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_characterize_without_a_roofline_has_none(tmp_path):
+    folder = tmp_path / "found"
+    assert (
+        characterize_points.run(folder, "--variant=if", "--batch=1", "--no-check", "--quiet") == 0
+    )
+    assert json.loads((folder / "characterize.json").read_text())["roofline"] is None
+    assert not (folder / "roofline.png").exists()
