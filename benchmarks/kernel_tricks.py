@@ -56,6 +56,9 @@ class Trick:
     defence: str
 
 
+#: The trick whose submissions have a constructor.
+AT_LOAD = "code that runs when it is loaded"
+
 #: In the order of the source's numbers, from 1.
 TRICKS = (
     Trick("more CPUs than granted", ("a thread per call", "a thread that waits spinning", "OpenMP"),
@@ -95,6 +98,18 @@ TRICKS = (
     Trick("works before it is asked", ("a thread that spins on x", "a thread that polls x",
                                        "the first call of a request works for all"),
           "inputs are written while the process is stopped; the mean of a request's calls counts"),
+    Trick("works while it is stopped", ("a timer continues it", "a thread continues it",
+                                        "threads continue its thread"),
+          "SIGCONT is not its to send; CPU time between requests counts in the next one"),
+    Trick(AT_LOAD, ("ends the process", "changes the clock", "starts a thread"),
+          "it is loaded in the confined process, which is stopped and counted from then on"),
+    Trick("floods", ("text", "processes and threads", "memory"),
+          "output, memory, threads and time have limits; no processes"),
+    Trick("other memory in the place of the judge's", ("zeros for x", "its own pages for y",
+                                                       "all buffers, by their descriptor"),
+          "the judge reads its own mapping of the memory, and compares the inputs in it"),
+    Trick("a floating-point mode that stays", ("rounds toward zero", "rounds up", "flushes denormals"),
+          "the judge computes in a process of its own; later calls in the worker are compared all the same"),
 )  # fmt: skip
 
 
@@ -126,11 +141,15 @@ class Verdict:
 def submission(folder: Path, number: int) -> Path:
     """Writes the submission of a number (10 * trick + coding; 0: honest); returns its path.
 
-    They differ in a comment only, so that all are compiled once.
+    They differ in a comment only, so that all are compiled once; but for :data:`AT_LOAD`.
     """
     path = folder / f"trick_{number}.cpp"
     text = SOURCE.read_text(encoding="utf-8")
-    path.write_text(text.replace("shape, 0);", f"shape, {number});", 1), encoding="utf-8")
+    text = text.replace("shape, 0);", f"shape, {number});", 1)
+    trick, coding = divmod(number, 10)
+    if trick and TRICKS[trick - 1].name == AT_LOAD:
+        text += f"""__attribute__((constructor)) static void at_load() {{ loaded({coding}); }}\n"""
+    path.write_text(text, encoding="utf-8")
     return path
 
 

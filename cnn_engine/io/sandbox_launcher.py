@@ -101,23 +101,31 @@ def below_launchers(spec: dict, layers: list[str]) -> None:
             pid, code = os.wait()
             if pid == command:
                 if not isolated:
-                    end_children()
+                    end_children(command)
                 os.write(status[1], struct.pack("i", code))
                 os._exit(1)
     end_with_parent()
+    os.setpgid(0, 0)  # a group without those that wait
     for descriptor in (*ready, *mapped, *status):
         os.close(descriptor)
 
 
-def end_children() -> None:
-    """Kills and reaps this process' children, and those that become its own by that."""
+def end_children(group: int) -> None:
+    """Kills and reaps this process' children, and those that become its own by that.
+
+    A group is killed at once: processes that only start the next one and end are gone before they are found.
+    """
     while True:
+        with contextlib.suppress(OSError):
+            os.killpg(group, signal.SIGKILL)
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
                 if int(file.read().rpartition(b")")[2].split()[1]) == os.getpid():
                     os.kill(int(name), signal.SIGKILL)
         try:
             os.wait()
+            while os.waitpid(-1, os.WNOHANG)[0]:  # there may be thousands
+                continue
         except ChildProcessError:
             return
 
@@ -219,7 +227,8 @@ CALLS = {
     "shmget": (29, 194), "io_uring_setup": (425, 425), "userfaultfd": (323, 282),
     "bpf": (321, 280), "perf_event_open": (298, 241), "mount": (165, 40), "unshare": (272, 97),
     "setpriority": (141, 140), "sched_setscheduler": (144, 119), "sched_setattr": (314, 274),
-    "ioprio_set": (251, 30), "setns": (308, 268), "keyctl": (250, 219), "add_key": (248, 217),
+    "ioprio_set": (251, 30), "timer_create": (222, 107), "sched_setaffinity": (203, 122),
+    "fcntl": (72, 25), "setns": (308, 268), "keyctl": (250, 219), "add_key": (248, 217),
 }  # fmt: skip
 
 #: What even a command that starts processes, such as a compiler, may not ask.
@@ -232,17 +241,16 @@ ALWAYS = (
 ALONE = (
     *ALWAYS, "fork", "vfork", "tkill", "pidfd_open", "process_madvise", "memfd_create",
     "memfd_secret", "setpriority", "sched_setscheduler", "sched_setattr", "ioprio_set",
+    "timer_create", "sched_setaffinity",
 )  # fmt: skip
 
 ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 EPERM, ENOSYS = 1, 38
 CLONE_THREAD = 0x10000
+F_SETSIG, F_NOTIFY = 10, 1026
 LOAD, JUMP_EQUAL, JUMP_SET, RETURN = 0x20, 0x15, 0x45, 0x06
-NUMBER, ARCHITECTURE, FIRST = (
-    0,
-    4,
-    16,
-)  # offsets in struct seccomp_data; FIRST: argument 0, low word
+#: Offsets in struct seccomp_data; of the arguments, 8 bytes each, the low word.
+NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
 
 
 def seccomp(processes: bool) -> bool:
@@ -265,27 +273,31 @@ def seccomp(processes: bool) -> bool:
         if number[name] is not None:
             program.extend([(JUMP_EQUAL, 0, 1, number[name]), (RETURN, 0, 0, ERRNO | error)])
 
-    def unless(name: str, jump: int, value: int, error: int = EPERM) -> None:
-        """Refuses a call unless its first argument passes the test."""
-        program.extend(
-            [
-                (JUMP_EQUAL, 0, 4, number[name]),
-                (LOAD, 0, 0, FIRST),
-                (jump, 1, 0, value),
-                (RETURN, 0, 0, ERRNO | error),
-                (RETURN, 0, 0, ALLOW),
+    def must(name: str, *tests: tuple[int, int, int, bool]) -> None:
+        """Refuses a call unless each test (argument, jump, value) of it comes out as the fourth says."""
+        body: list[tuple[int, int, int, int]] = []
+        for argument, jump, value, passes in tests:
+            skip = (1, 0) if passes else (0, 1)
+            body += [
+                (LOAD, 0, 0, ARGUMENTS + 8 * argument),
+                (jump, *skip, value),
+                (RETURN, 0, 0, ERRNO | EPERM),
             ]
-        )
+        body.append((RETURN, 0, 0, ALLOW))
+        program.extend([(JUMP_EQUAL, 0, len(body), number[name]), *body])
 
     for name in ALWAYS if processes else ALONE:
         refuse(name, EPERM)
     if not processes:
         # Its arguments are in memory, where no filter sees them; libraries fall back to clone.
         refuse("clone3", ENOSYS)
-        unless("clone", JUMP_SET, CLONE_THREAD)
-        for name in ("kill", "tgkill"):
-            unless(name, JUMP_EQUAL, os.getpid())
-        unless("prlimit64", JUMP_EQUAL, 0)
+        must("clone", (0, JUMP_SET, CLONE_THREAD, True))
+        # It is stopped between requests: SIGCONT, from itself or a timer, would end that.
+        for name, position in (("kill", 1), ("tgkill", 2)):
+            own = (0, JUMP_EQUAL, os.getpid(), True)
+            must(name, own, (position, JUMP_EQUAL, signal.SIGCONT, False))
+        must("fcntl", *((1, JUMP_EQUAL, value, False) for value in (F_SETSIG, F_NOTIFY)))
+        must("prlimit64", (0, JUMP_EQUAL, 0, True))
     program.append((RETURN, 0, 0, ALLOW))
     code = b"".join(struct.pack("HBBI", *line) for line in program)
     buffer = ctypes.create_string_buffer(code, len(code))

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -99,6 +99,7 @@ class Process:
         self.untrusted = _is_file(subject)
         self._witness: Witness | None = None
         self.account: Account | None = None
+        self._unasked = 0.0
         self._closing = contextlib.ExitStack()
         try:
             with self._closing:
@@ -184,6 +185,12 @@ class Process:
         with self._witness.running() as found:
             answer = self._ask(what, seconds, content)
         (self.account,) = found
+        self._unasked += self.account.unasked
+        if (
+            what == "time"
+        ):  # it may have begun while inputs were written, or gone on after the last request
+            self.account = replace(self.account, unasked=self._unasked)
+            self._unasked = 0.0
         return answer
 
     def _ask(self, what: str, seconds: float, content: dict[str, Any]) -> dict[str, Any]:

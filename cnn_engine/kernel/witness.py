@@ -32,6 +32,7 @@ class Account:
     Attributes:
         wall: from before the process could run until it was stopped, less the time that it or the judge was
             ready and had no CPU.
+        unasked: CPU time since the last request, in which the process was stopped: none, if it is honest.
         cpu: of all threads of the process.
         main: CPU time of the thread that calls the kernel.
     """
@@ -39,13 +40,14 @@ class Account:
     wall: float
     cpu: float
     main: float
+    unasked: float = 0.0
 
     def least(self, threads: int, calls: int) -> float:
         """Returns the least seconds that ``calls`` calls took with so many CPUs.
 
         Work on more CPUs than were granted counts as if it had been shared among those.
         """
-        spent = max(self.wall, self.cpu / threads)
+        spent = max(self.wall, self.cpu / threads) + self.unasked
         return max(spent - OVERHEAD_S - calls * PER_CALL_S, 0.0)
 
     def contradicts(self, seconds: float) -> bool:
@@ -63,6 +65,7 @@ class Witness:
     def __init__(self, processes: list[int]) -> None:
         self._processes = processes
         self._handles: list[int] = []
+        self._stopped_at: float | None = None  # CPU time
         for process in processes:
             with contextlib.suppress(OSError):
                 self._handles.append(os.pidfd_open(process))
@@ -80,22 +83,26 @@ class Witness:
     def stop(self) -> None:
         """Stops all threads."""
         self._send(signal.SIGSTOP)
+        self._stopped_at = self._cpu()
 
     @contextlib.contextmanager
     def running(self) -> Iterator[list[Account]]:
         """Lets the processes run for the length of the block; the list has their account after it."""
         found: list[Account] = []
         cpu, main, waited = self._cpu(), *self._scheduled()
+        unasked = 0.0 if self._stopped_at is None else cpu - self._stopped_at
         start = perf_counter()
         self._send(signal.SIGCONT)
         try:
             yield found
         finally:
-            self.stop()
+            self._send(signal.SIGSTOP)
             wall = perf_counter() - start
             main_after, waited_after = self._scheduled()
             wall -= waited_after - waited
-            found.append(Account(wall, self._cpu() - cpu, main_after - main))
+            self._stopped_at = self._cpu()
+            spent = self._stopped_at - cpu
+            found.append(Account(wall, spent, main_after - main, max(unasked, 0.0)))
 
     def _cpu(self) -> float:
         """Returns the CPU time of all processes, that of threads that have ended among it."""

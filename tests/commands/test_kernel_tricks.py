@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,7 @@ from cnn_engine.io import sandbox
 from cnn_engine.kernel import cases, check, templates
 from cnn_engine.kernel.expected import Series
 from cnn_engine.kernel.sandbox import FEWEST, MOST_CALLS, ROTATED, WARM_CALLS, Trial
-from cnn_engine.kernel.witness import OVERHEAD_S, PER_CALL_S, Account
+from cnn_engine.kernel.witness import OVERHEAD_S, PER_CALL_S, Account, Witness
 
 #: Number -> a part of the fault, or "" where the work is counted in full, or None where the machine's
 #: load says which. The benchmark runs all codings.
@@ -24,6 +28,9 @@ SOME = {
     110: "in a timed call on fresh inputs: wrong",  # works only when checked
     160: "out of bounds: it",  # a handler hides faults
     172: "",  # the first call of a request works for all
+    181: "",  # a thread continues it while it is stopped
+    191: "cheating: its process says that",  # a constructor changes the clock
+    212: "out of bounds: it wrote",  # all buffers, by their descriptor
 }
 
 
@@ -51,6 +58,10 @@ def test_time_is_that_of_the_judge_where_it_is_more():
     assert account.least(1, 10) == pytest.approx(0.3 - spare)  # three CPUs where one was granted
     assert account.least(4, 10) == pytest.approx(0.1 - spare)  # it slept, or another worked
     assert Account(OVERHEAD_S, 0, 0).least(1, 10) == 0
+    ahead = Account(
+        wall=0.1, cpu=0.1, main=0.1, unasked=0.05
+    )  # a part was done while inputs were written
+    assert ahead.least(4, 10) == pytest.approx(0.15 - spare)
     assert account.contradicts(0.04)
     assert not account.contradicts(0.06)
 
@@ -108,6 +119,29 @@ def test_a_kernel_is_stopped_while_nothing_is_asked(folder):
         assert len(tasks) > 3
         while states := {_state(task) for task in tasks} - {"T"}:  # a signal takes its time
             assert states <= {"R", "S", "D"}
+
+
+def test_what_runs_while_it_is_stopped_is_counted():
+    """Whoever continues it: CPU time between two requests belongs to the next one."""
+    spins = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    witness = Witness([spins.pid])
+    try:
+        witness.stop()
+        with witness.running():
+            pass
+        before = witness._cpu()
+        os.kill(spins.pid, signal.SIGCONT)
+        while (spent := witness._cpu() - before) < 0.02:
+            continue
+        with witness.running() as found:
+            pass
+        (account,) = found
+        assert account.unasked >= spent
+        assert account.least(4, 1) >= spent - OVERHEAD_S - PER_CALL_S
+    finally:
+        witness.close()
+        spins.kill()
+        spins.wait()
 
 
 def _state(task: Path) -> str:

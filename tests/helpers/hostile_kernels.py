@@ -24,6 +24,11 @@ PROBES = {
     "limits the judge": "limits(judge)",
     "renices the user's processes": "setpriority(PRIO_USER, getuid(), 19) == 0",
     "starts a process": "forks()",
+    "continues itself": "kill(getpid(), SIGCONT) == 0",
+    "continues its thread": "raise(SIGCONT) == 0",
+    "has a timer continue it": "has_timer()",
+    "has a pipe continue it": "fcntl(0, F_SETSIG, SIGCONT) == 0",
+    "pins its threads": "syscall(SYS_sched_setaffinity, 0, 128, std::string(128, '\\1').data()) == 0",
     "leaves its session": "setsid() >= 0",
     "writes a file": "opens_to_write(victim)",
     "makes a file": "opens_to_write(victim + \".new\")",
@@ -61,6 +66,7 @@ ENDS = {
 
 _HELPERS = r"""
 #include <csignal>
+#include <ctime>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -103,6 +109,14 @@ const std::string victim = "@VICTIM@";
 [[maybe_unused]] bool limits(pid_t process) {
   rlimit most{3, 3};
   return prlimit(process, RLIMIT_NOFILE, &most, nullptr) == 0;
+}
+
+[[maybe_unused]] bool has_timer() {
+  sigevent event{};
+  event.sigev_notify = SIGEV_SIGNAL;
+  event.sigev_signo = SIGCONT;
+  timer_t timer;
+  return timer_create(CLOCK_MONOTONIC, &event, &timer) == 0;
 }
 
 [[maybe_unused]] bool forks() {
