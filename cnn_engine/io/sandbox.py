@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..locks import ForkSafeLock
 
@@ -94,9 +94,17 @@ def end(process: subprocess.Popen) -> None:
     killed: set[int] = set()
     deadline = monotonic() + END_S
     while process.poll() is None and monotonic() < deadline:
-        below = members(process)
+        table = _processes()
+        tree = _tree(process.pid, table)
+        below = [pid for pid in tree if not _is_launcher(pid)]
         if not below and not killed:  # it has not begun
             break
+        for group in {table[pid].group for pid in tree if pid in table} - {
+            process.pid,
+            os.getpgrp(),
+        }:
+            with contextlib.suppress(OSError):  # at once: one alone may be gone before its turn
+                os.killpg(group, signal.SIGKILL)
         _kill(below)
         killed.update(below)
         sleep(0.002)
@@ -136,21 +144,36 @@ def _is_launcher(pid: int) -> bool:
     return state in (b"Z", b"X") or _LAUNCHER.encode() in words
 
 
-def _tree(root: int) -> list[int]:
-    """Returns the processes below ``root``, and those of its session that lost their parents."""
-    parents, sessions = {}, {}
+class _Process(NamedTuple):
+    parent: int
+    group: int
+    session: int
+
+
+def _processes() -> dict[int, _Process]:
+    found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
                 stat = Path("/proc", name, "stat").read_bytes()
                 words = stat[stat.rindex(b")") + 2 :].split()
-                parents[int(name)], sessions[int(name)] = int(words[1]), int(words[3])
-    found = [root, *(pid for pid, session in sessions.items() if session == root != pid)]
-    for pid in found:
-        found += [
-            child for child, parent in parents.items() if parent == pid and child not in found
-        ]
+                found[int(name)] = _Process(*map(int, words[1:4]))
     return found
+
+
+def _tree(root: int, table: dict[int, _Process] | None = None) -> list[int]:
+    """Returns the processes below ``root``, and those of its session that lost their parents."""
+    table = _processes() if table is None else table
+    children: dict[int, list[int]] = {}
+    for pid, process in table.items():
+        children.setdefault(process.parent, []).append(pid)
+    found = dict.fromkeys([root, *(p for p, process in table.items() if process.session == root)])
+    queue = list(found)
+    for pid in queue:
+        new = [child for child in children.get(pid, ()) if child not in found]
+        found.update(dict.fromkeys(new))
+        queue += new
+    return queue
 
 
 def members(process: subprocess.Popen) -> list[int]:

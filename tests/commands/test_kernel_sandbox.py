@@ -237,6 +237,31 @@ def test_without_layers_a_command_that_ends_leaves_nothing():
         sandbox.end(process)
 
 
+#: Sixteen chains of processes: each starts the next one and ends, sooner than anyone finds it.
+CHAINS = r"""
+#include <ctime>
+#include <unistd.h>
+
+int main() {
+  const time_t end = time(nullptr) + 120;
+  for (int i = 0; i < 16; ++i)
+    if (fork() == 0)
+      for (;;)
+        if (fork() > 0 || time(nullptr) > end) _exit(0);
+}
+"""
+
+
+def test_without_layers_chains_of_processes_end_too(tmp_path):
+    source, program = tmp_path / "chains.cpp", tmp_path / "chains"
+    source.write_text(CHAINS)
+    subprocess.run([cpp.compiler(), "-O1", "-o", str(program), str(source)], check=True)
+    free = sandbox.Confinement(filtered=False, processes=True)
+    with sandbox.guarded():
+        assert sandbox.run([str(program)], free, 100, 1000).returncode == 0
+        assert not children(str(program))
+
+
 def test_what_judges_is_out_of_reach_while_it_judges():
     libc = ctypes.CDLL(None)
     before = libc.prctl(3, 0, 0, 0, 0)
