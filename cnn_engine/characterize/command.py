@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from .. import cli, devices, shared_options
 from ..devices import threads
-from ..errors import CnnEngineError, InputError, expected
+from ..errors import CnnEngineError, InputError, UnsupportedError, expected
 from ..graph.form import form_of
 from ..graph.model import Model
 from ..kernels import select
@@ -20,7 +20,7 @@ from ..measure import environment, roofline
 from ..measure.result import LayerTime
 from ..report import roofline as roofline_report
 from ..workload import Dataset, Workload
-from . import files, measure, plot, text
+from . import counters, files, measure, plot, text
 from .measure import Meters, Settings
 from .points import FAILED, INTERRUPTED, OK, Point
 from .subjects import TORCH_DTYPES, EngineSubject, Load, TorchSubject, check_images
@@ -135,6 +135,11 @@ def parser() -> argparse.ArgumentParser:
         help="measure the CPU's limits, and say for each layer of each point which one binds it; with the "
         "plot, draw it",
     )
+    p.add_argument(
+        "--ncu",
+        action="store_true",
+        help="also run a pass of each point under Nsight Compute, for how busy each kernel keeps the GPU",
+    )
     p.add_argument("--quiet", action="store_true", help="print no table and no progress")
     return p
 
@@ -148,7 +153,11 @@ def main(arguments: list[str] | None = None) -> int:
     device = devices.select(options.device)
     if options.roofline:
         roofline.check_device(device)
-    subjects, about = _subjects(options, device, batches)
+    if options.ncu:
+        counters.find()
+        if device.kind != "cuda":
+            raise UnsupportedError(f"--ncu: expected a CUDA device, found {device.name}")
+    subjects, about = subjects_of(options, device, batches)
     folder = files.prepare(options.output)
     load_average = environment.host_load()
     for subject in subjects:
@@ -170,11 +179,15 @@ def main(arguments: list[str] | None = None) -> int:
     if device.note:
         run.report.notes.append(device.note)
     run.run(options.roofline)
+    if options.ncu and not run.report.interrupted:
+        run.read_counters(words)
     _finish(run, options.plot, device, load_average)
     if not options.quiet:
         cli.show(text.render(run.report))
         if run.report.roofline is not None:
             cli.show(f"\n{roofline_report.render(run.report.roofline, LONGEST_LAYERS)}")
+        if run.report.counters:
+            cli.show(f"\n{text.counted(run.report.counters)}")
     if run.report.interrupted:
         return cli.INTERRUPTED
     failed = [point for point in run.report.points if point.status == FAILED]
@@ -257,6 +270,23 @@ class _Run:
             self.report.interrupted = True
         finally:
             self.meters.close()
+
+    def read_counters(self, words: Sequence[str]) -> None:
+        """Adds each kernel's metrics, point by point; what cannot be had is a note."""
+        for index, subject in enumerate(self.subjects):
+            for point in self._of(subject):
+                if point.status != OK:
+                    continue
+                command = [sys.executable, "-m", f"{__package__}.one_pass"]
+                command += [str(index), str(point.batch), *words]
+                try:
+                    self.report.counters += counters.collect(subject.name, point.batch, command)
+                except UnsupportedError as error:
+                    self.report.notes.append(str(error))
+                    return
+                except KeyboardInterrupt:
+                    self.report.interrupted = True
+                    return
 
     def _of(self, subject: Subject) -> Iterator[Point]:
         return (point for (name, _), point in self.points.items() if name == subject.name)
@@ -372,10 +402,10 @@ def _shape(words: str) -> tuple[int, ...]:
     return shape
 
 
-def _subjects(
+def subjects_of(
     options: argparse.Namespace, device: Any, batches: list[int]
 ) -> tuple[list[Subject], dict[str, Any]]:
-    """Returns the subjects, and what the JSON document says of them."""
+    """Returns the subjects of the options, and their part of the JSON document."""
     if options.torch_dtype not in TORCH_DTYPES:
         raise expected("--torch-dtype", f"one of {', '.join(TORCH_DTYPES)}", options.torch_dtype)
     shape = _shape(options.shape)

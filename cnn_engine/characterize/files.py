@@ -17,11 +17,13 @@ from ..io.files import atomic_write, check_writable, make_folder
 from ..measure.roofline import Roofline
 from ..report.csv import cell
 from ..report.json import finite
+from .counters import CounterRow
 from .points import IterationRow, KernelRow, Point
 
 SCHEMA = 1
 
 SUMMARY, KERNEL, ITERATION = "summary.csv", "kernel.csv", "iteration.csv"
+COUNTERS = "ncu.csv"
 DOCUMENT, PLOT, ROOFLINE = "characterize.json", "characterize.png", "roofline.png"
 
 
@@ -47,6 +49,7 @@ class Report:
         kernels, iterations: these reports.
         notes: sentences on the whole, such as a meter that is missing.
         roofline: of ``--roofline``: the machine's ceilings, and each layer of each point under them.
+        counters: of ``--ncu``: rows of ``ncu.csv``.
         interrupted: whether Ctrl-C ended the measurement.
     """
 
@@ -57,6 +60,7 @@ class Report:
     iterations: Table = field(default_factory=lambda: Table(IterationRow))
     notes: list[str] = field(default_factory=list)
     roofline: Roofline | None = None
+    counters: list[CounterRow] = field(default_factory=list)
     interrupted: bool = False
 
     def save(self) -> None:
@@ -72,6 +76,9 @@ class Report:
         ):
             with atomic_write(self.folder / name) as file:
                 file.write(document)
+        if self.counters:
+            with atomic_write(self.folder / COUNTERS) as file:
+                file.write(as_csv(CounterRow, self.counters))
         with atomic_write(self.folder / DOCUMENT) as file:
             json.dump(self.to_dict(), file, indent=1, allow_nan=False)
             file.write("\n")
@@ -84,6 +91,7 @@ class Report:
                 **self.header,
                 "files": {"summary": SUMMARY, "kernel": KERNEL, "iteration": ITERATION},
                 "roofline": self.roofline and dataclasses.asdict(self.roofline),
+                "counters": [dataclasses.asdict(row) for row in self.counters] or None,
                 "interrupted": self.interrupted,
                 "notes": self.notes,
                 "points": [dataclasses.asdict(point) for point in self.points],
@@ -98,7 +106,7 @@ def prepare(folder: str) -> Path:
         InputError: they cannot.
     """
     path = make_folder(folder, "--output")
-    for name in (SUMMARY, KERNEL, ITERATION, DOCUMENT, PLOT, ROOFLINE):
+    for name in (SUMMARY, KERNEL, ITERATION, DOCUMENT, PLOT, ROOFLINE, COUNTERS):
         check_writable(path / name, "--output")
     return path
 

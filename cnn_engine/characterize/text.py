@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby, islice
 
 from rich.table import Table
 
 from ..report import units
 from ..report.text import NO_BREAK, rendered
+from ..report.text import table as text_table
+from . import counters
+from .counters import CounterRow
 from .files import Report
 from .points import OK, Point
 
 WIDTH = 120
+
+#: Kernels of a point that the table of Nsight Compute's metrics has.
+KERNELS = 10
 
 Column = tuple[str, Callable[[Point], str]]
 
@@ -86,6 +93,16 @@ def render(report: Report) -> str:
     parts = [_table(title, points, columns) for title, points, columns in tables]
     parts.append(remarks(report))
     return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def counted(rows: list[CounterRow]) -> str:
+    """Returns Nsight Compute's metrics, the longest kernels of each point."""
+    parts = []
+    for (subject, batch), found in groupby(rows, key=lambda row: (row.subject, row.batch)):
+        shown = [counters.cells(row) for row in islice(found, KERNELS)]
+        head = f"Nsight Compute: {units.printable(subject)}, batch {batch}, share of the peak"
+        parts.append("\n".join([head, *text_table(counters.TITLES, shown)]))
+    return "\n\n".join(parts)
 
 
 def remarks(report: Report) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from characterize_points import point, rows
 
-from cnn_engine.characterize import command, measure, sampler, subjects
+from cnn_engine.characterize import command, counters, measure, sampler, subjects
 from cnn_engine.characterize.measure import Meters, Passes, Settings
 from cnn_engine.characterize.sampler import GpuMeters, ProcessMeters, Sampler, SmCounters
 from cnn_engine.characterize.subjects import Load
@@ -469,18 +469,30 @@ def test_the_command_on_a_gpu_that_is_made_up(tmp_path, monkeypatch, capsys, wor
     gpu = made_up_gpu()
     monkeypatch.setattr(nvml, "Gpu", lambda pci_bus_id: gpu)
     monkeypatch.setattr(command.devices, "select", lambda name: device)
-    monkeypatch.setattr(command, "_subjects", lambda *given: ([Subject()], {"batches": [1, 4]}))
+    monkeypatch.setattr(command, "subjects_of", lambda *given: ([Subject()], {"batches": [1, 4]}))
     described = {"gpu": device.model, "commit": None, "versions": {}}
     monkeypatch.setattr(command.environment, "describe", lambda device: dict(described))
     monkeypatch.setattr(
         command.environment, "state", lambda device, load: {"warnings": ["GPU: warm"]}
     )
+    profiled = []
+
+    def collect(*given):
+        profiled.append(given)
+        return [counters.CounterRow(given[0], given[1], "conv", 1, 1e-3, sm_throughput=0.5)]
+
+    monkeypatch.setattr(counters, "find", lambda: "ncu")
+    monkeypatch.setattr(counters, "collect", collect)
     code = command.main(
-        ["--batch", "1,4", "--duration", "0.1", "--settle", "0.1", "--sample-period", "0.02",
-         "--output", str(tmp_path)]
+        words := ["--batch", "1,4", "--duration", "0.1", "--settle", "0.1", "--sample-period", "0.02",
+                  "--output", str(tmp_path), "--ncu"]
     )  # fmt: skip
     out, err = capsys.readouterr()
     assert code == 0, err
+    assert [(found[0], found[1], found[2][3:]) for found in profiled] == [
+        ("net fused", batch, ["0", str(batch), *words]) for batch in (1, 4)
+    ]
+    assert [r["name"] for r in rows(tmp_path / "ncu.csv")] == ["conv", "conv"]
     # All points are timed before the first record is taken.
     assert order == ["prepare", 1, 4, "close", 1, 4, "close"]
     one, four = rows(tmp_path / "summary.csv")
@@ -500,6 +512,7 @@ def test_the_command_on_a_gpu_that_is_made_up(tmp_path, monkeypatch, capsys, wor
     document = json.loads((tmp_path / "characterize.json").read_text())
     assert document["device_memory"] == {"total_bytes": 100, "used_before_bytes": 40}
     assert document["notes"] == ["GPU: warm"]
-    for words in ("kernel runs", "GPU memory and power", "250.0 W", "1,980 MHz", "power cap"):
+    for words in ("kernel runs", "GPU memory and power", "250.0 W", "1,980 MHz", "power cap",
+                  "Nsight Compute: net fused, batch 4", "50.00 %"):  # fmt: skip
         assert words in out
     assert (tmp_path / "characterize.png").read_bytes().startswith(b"\x89PNG")
