@@ -22,6 +22,7 @@ from ..graph.graph import Graph, Node, Value
 from ..graph.model import Model
 from ..graph.network import Network
 from ..graph.probabilities import gives_probabilities
+from ..graph.specialization import FoundError
 from ..graph.stages import StagedModel
 from ..kernels import Kernel, select
 from ..locks import ForkSafeLock
@@ -158,6 +159,8 @@ class Engine(Predictor):
         super().__init__(self.network, self.form, self.device, data_mode, plans, schedule)
         self._kernel_names: str | None = None  # by repr
         self._profiling = ForkSafeLock()
+        self._staging = ForkSafeLock()
+        self._staged: Engine | None = None  # for sizes at which the network finds numbers
         _log.info(
             "%s on %s: variant %s, %s, weights %s",
             self.network.name, self.device.name, self.choice.variant, dtype, self.weights_source,
@@ -331,7 +334,18 @@ class Engine(Predictor):
             UnsupportedError: as :meth:`check_overflow`, when all is freed.
         """
         self._reader = None
+        if self._staged is not None:
+            self._staged.close()
         self._plans.close()
+
+    def _in_stages(self, error: FoundError) -> Engine:
+        """Returns the engine for sizes at which the network finds numbers while it runs."""
+        with self._staging:
+            if self._staged is None:
+                if error.graph is None:
+                    raise error
+                self._staged = Engine(error.graph(), **self._options)
+            return self._staged
 
     def check_overflow(self) -> None:
         """Waits for calls on arrays of the device, and raises if float16 had no room for their results.

@@ -15,6 +15,7 @@ from ..graph.dims import Sizes, holds_dims
 from ..graph.form import Form
 from ..graph.model import Model
 from ..graph.network import Network
+from ..graph.specialization import FoundError
 from ..plan.plan import Plan
 from ..plan.schedule import GPU_PART, Schedule
 from ..workload import Samples
@@ -131,6 +132,17 @@ class Predictor:
                         rows, target = arrays.empty_rows(images, self._row)
                     if shelf.run(source, target):
                         return rows
+        try:
+            return self._predict(images, batch, out)
+        except FoundError as error:
+            return self._in_stages(error).predict(images, batch, out)
+
+    def _in_stages(self, error: FoundError) -> Predictor:
+        """Returns what runs the network at sizes at which it finds numbers; raises where nothing does."""
+        raise error
+
+    def _predict(self, images: Any, batch: int | None, out: Any) -> Any:
+        """Returns what :meth:`predict` does, of a call like none before."""
         images = conversion.images_of(self.form, self.network, images)
         found, count, sizes = arguments.images_of(self.form, images)
         pixels = found.dtype == np.uint8
@@ -198,6 +210,18 @@ class Predictor:
             InputError: an array does not fit the graph, or the batch not in memory.
             UnsupportedError: as :meth:`predict`.
         """
+        try:
+            return self._run(inputs, outputs, out)
+        except FoundError as error:
+            return self._in_stages(error).run(inputs, outputs, out)
+
+    def _run(
+        self,
+        inputs: Mapping[str, Any],
+        outputs: Sequence[str] | None,
+        out: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        """Returns what :meth:`run` does, at sizes at which the network finds no numbers while it runs."""
         if not isinstance(inputs, Mapping):
             raise expected("inputs", "a mapping from names to arrays", type(inputs).__name__)
         if out is not None and not isinstance(out, Mapping):

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from ..errors import CnnEngineError
 from ..locks import ForkSafeLock
 from .compiled import decisions_of
 from .dims import Dim, Sizes, holds_dims, substituted
@@ -20,8 +21,23 @@ from .terms import Evaluator
 MOST_VARIANTS = 16
 
 
+#: Sizes that are remembered at which a graph finds numbers while it runs.
+MOST_FINDING = 512
+
 #: Sizes that guards are looked at for before they are compiled.
 WORTH_COMPILING = 8
+
+
+class FoundError(CnnEngineError):
+    """A graph depends on a number that is found while it runs, and was not said to.
+
+    Attributes:
+        graph: returns the graph of these sizes that finds it: see :mod:`.stages`.
+    """
+
+    def __init__(self, message: str, graph: Callable[[], Graph] | None = None) -> None:
+        super().__init__(message)
+        self.graph = graph
 
 
 class NotSymbolicError(Exception):
@@ -197,6 +213,7 @@ class Specializations:
         self._first = first
         self._lock = ForkSafeLock()
         self._variants = list(variants)
+        self._finding: dict[Sizes, FoundError] = {}  # sizes at which the graph finds numbers
         self._tried: set[Sizes] = set()  # no graph with symbols comes of these
         self.refusal = "none was made yet"  # why no graph with symbols could be made, the last time
 
@@ -242,8 +259,12 @@ class Specializations:
 
         Raises:
             NotSymbolicError: there is no graph with symbols for these sizes.
+            FoundError: at these sizes the graph finds numbers while it runs.
         """
         numbers = replace(sizes, symbolic=False)
+        if numbers in self._finding:
+            known = self._finding[numbers]
+            raise FoundError(str(known), known.graph)
         symbolic = self.symbolic(numbers)
         if sizes.symbolic:
             if symbolic is None:
@@ -252,7 +273,13 @@ class Specializations:
             return symbolic.graph
         if symbolic is not None:
             return symbolic.at(sizes, self)
-        graph = self._make(sizes)
+        try:
+            graph = self._make(sizes)
+        except FoundError as error:
+            if len(self._finding) >= MOST_FINDING:
+                self._finding.clear()
+            self._finding[numbers] = FoundError(str(error), error.graph)
+            raise
         graph = replace(graph, rebuild=None, like=graph)
         known = self._first or (self._variants[0].graph if self._variants else None)
         if known is None:

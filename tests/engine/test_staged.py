@@ -345,7 +345,7 @@ def test_an_example_is_found_that_is_supported():
         engine.run({"x": x, "flag": np.array(True)})
 
 
-def test_sizes_at_which_numbers_begin_to_be_found_are_refused_by_name():
+def test_sizes_at_which_numbers_begin_to_be_found(monkeypatch):
     """The example size runs a loop 0 times, whose body finds a number."""
     body = helper.make_graph(
         [
@@ -367,13 +367,20 @@ def test_sizes_at_which_numbers_begin_to_be_found_are_refused_by_name():
         {"least": np.int64([64]), "none": np.int64([0]), "last": np.int64([1]), "start": np.float32([1])},
         opset=18,
     )  # fmt: skip
-    ones = np.ones(66, np.float32)
+    ones, made, make = np.ones(66, np.float32), [], reading._Reader.graph
     with Engine(proto, device="cpu") as engine:
         assert engine.run({"x": ones[:64]})["y"] == 1
+        assert engine.run({"x": ones})["y"] == engine.predict(ones) == 1 + 2 * 66
+        ones[0] = 0
+        assert engine.run({"x": ones})["y"] == 1 + 2 * 65
+        monkeypatch.setattr(reading._Reader, "graph", lambda *given: made.append(0) or make(*given))
+        assert engine.run({"x": ones})["y"] == 1 + 2 * 65
+        assert engine.run({"x": ones[:64]})["y"] == 1
+        assert not made
         with pytest.raises(CnnEngineError, match=r"Loop_4.*give them as input_shape"):
-            engine.run({"x": ones})
+            engine.plan(66, ones.dtype)
     with Engine(proto, device="cpu", input_shape={"x": (66,)}) as engine:
-        assert engine.run({"x": ones})["y"] == 1 + 2 * 66
+        assert engine.run({"x": ones})["y"] == 1 + 2 * 65
 
 
 @pytest.mark.parametrize("casts", [True, False])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...errors import CnnEngineError, InputError, UnsupportedError
+from ...errors import InputError, UnsupportedError
 from ...operators.cast import Cast
 from ...operators.copy import Copy
 from ...operators.operator import Operator, Value, output_value
@@ -17,6 +17,7 @@ from ..dims import Dim
 from ..folding import fold, held, worth_folding
 from ..graph import Node, Note, runnable_order
 from ..guards import decisive, meet
+from ..specialization import FoundError
 from ..terms import found_element
 from . import definitions, expressions
 from . import model as protobuf
@@ -35,10 +36,6 @@ def as_array(numbers: Sequence[int], dtype: str) -> np.ndarray:
     if dtype.startswith("float"):
         return np.array(numbers, f"i{np.dtype(dtype).itemsize}").view(dtype)
     return np.array(numbers, dtype)
-
-
-class FoundError(CnnEngineError):
-    """A graph depends on a number that is found while it runs, and was not said to."""
 
 
 #: Nodes that branches and loops may be when they are written out, all of them together.
@@ -102,7 +99,8 @@ class Importer:
         if not self.finds:
             raise FoundError(
                 f"{self.source}: expected sizes at which the network finds no number while it runs, as at "
-                f"those of its making; found others, which make it find {symbol}; give them as input_shape"
+                f"those of its making; found others, which make it find {symbol}; give them as input_shape, "
+                "or call Engine.run or Engine.predict"
             )
         meet(symbol, number)
         return Dim.symbol(symbol)

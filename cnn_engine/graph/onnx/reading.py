@@ -17,12 +17,12 @@ from ...floating_point import usual_mode
 from ..dims import Dim, Sizes
 from ..graph import Graph, Value
 from ..guards import TYPICAL_BATCH, example_numbers, recorded
-from ..specialization import Specializations, SymbolicGraph
+from ..specialization import FoundError, Specializations, SymbolicGraph
 from ..stages import Found
 from ..terms import lowest
 from . import local_functions
 from . import model as protobuf
-from .importer import FoundError, Importer
+from .importer import Importer
 from .input_dims import EXAMPLE, EXAMPLES, decided_otherwise, dims_of, usual_names
 from .inputs import Inputs, OpenInput
 from .result import build, finish_outputs
@@ -253,7 +253,12 @@ class _Reader:
             importer.define_constant(name, array)
         for proto in self.protos.value_info:
             self._declare(proto, importer)
-        importer.run(self.protos.node, scope)
+        try:
+            importer.run(self.protos.node, scope)
+        except FoundError as error:
+            numbers = replace(sizes, symbolic=False)
+            error.graph = lambda: self.found(numbers).example()
+            raise
         # A tensor that is named twice is one output: callers get outputs by name.
         outputs = list(dict.fromkeys(proto.name for proto in self.protos.output))
         for name in outputs:
