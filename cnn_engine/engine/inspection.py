@@ -171,7 +171,7 @@ def inspect(
     simplified = pipeline.lower(
         given, pipeline.Setting(CpuDevice(), simplified=False), (pipeline.SIMPLIFY,)
     )
-    model = Model(simplified.graph)
+    model = Model(replace(simplified.graph, found=None))  # as an example has what it finds
     fused = pipeline.lower(
         model.base, pipeline.Setting(CpuDevice()), (*pipeline.LOWER_QDQ, pipeline.FUSE)
     ).graph

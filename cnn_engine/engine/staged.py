@@ -42,6 +42,9 @@ from .plan_cache import CLOSED
 #: Ways of going on after a stage that are kept, each with an engine.
 MOST_WAYS = 32
 
+#: What an engine of one graph has, whose plans are for all of it.
+_OF_ONE_GRAPH = ("_plans", "_memory", "_schedule", "choice", "data_mode", "kernels", "_tune")
+
 #: Numbers of which the way is remembered.
 MOST_REMEMBERED = 512
 
@@ -304,6 +307,18 @@ class StagedEngine(Engine):
 
     # -- the rest --------------------------------------------------------------------------------
 
+    def __getattr__(self, name: str) -> Any:
+        """Raises UnsupportedError where a method of :class:`Engine` needs plans of the whole graph."""
+        if name in _OF_ONE_GRAPH:
+            raise self._unsupported("engine", "call run, predict or check")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _unsupported(self, what: str, instead: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"{what}: expected a network whose sizes follow from its inputs', found {self.network.name}, "
+            f"which finds some while it runs: {instead}"
+        )
+
     @property
     def gives_probabilities(self) -> bool:
         """Whether the network ends in a softmax over classes: this one has outputs of other kinds."""
@@ -311,10 +326,7 @@ class StagedEngine(Engine):
 
     def save(self, path: Any) -> None:
         """Raises UnsupportedError: which stages there are is found while the graph runs."""
-        raise UnsupportedError(
-            f"save: expected a network whose sizes follow from its inputs', found {self.network.name}, "
-            "which finds some while it runs: keep the ONNX file"
-        )
+        raise self._unsupported("save", "keep the ONNX file")
 
     def close(self) -> None:
         """Frees the engine's memory; it cannot be used afterwards."""
@@ -332,10 +344,7 @@ class StagedEngine(Engine):
 
     def profile(self, *arguments: Any, **options: Any) -> Any:
         """Raises UnsupportedError: each pass may have other stages."""
-        raise UnsupportedError(
-            f"profile: expected a network whose sizes follow from its inputs', found {self.network.name}, "
-            "which finds some while it runs: time Engine.run"
-        )
+        raise self._unsupported("profile", "time Engine.run")
 
     def __repr__(self) -> str:
         closed = ", closed" if self._closed else ""

@@ -26,6 +26,17 @@ class Model:
     """
 
     def __init__(self, graph: Graph) -> None:
+        """Takes a graph.
+
+        Raises:
+            UnsupportedError: it finds numbers while it runs, and is here as an example has them.
+        """
+        if graph.found is not None:
+            raise UnsupportedError(
+                f"{graph.name}: expected a network whose sizes follow from its inputs', found one that finds "
+                "some while it runs: call Engine.run or Engine.check, or fix an input that decides, as by "
+                "--constant NAME=VALUE"
+            )
         check(graph.constants.values())
         self.name = graph.name
         self._specializations = Specializations(partial(_simplified, graph))

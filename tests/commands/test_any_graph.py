@@ -162,3 +162,25 @@ def test_transfer_moves_the_images_of_a_detector_and_the_bytes_of_other_inputs(
         UnsupportedError, match="expected inputs of a known size: --input-shape wave="
     ):
         subjects.of_model(str(tmp_path / "open.onnx"))
+
+
+@pytest.mark.parametrize("command", [run, characterize])
+def test_a_network_that_finds_numbers_while_it_runs_is_refused(command, tmp_path, capsys):
+    """What an example has in their place would be timed, and written as outputs; a constant settles them."""
+    doubled = helper.make_graph(
+        [helper.make_node("Add", ["x", "x"], ["a"])], "doubled", [], [tensor("a", ["n", 4])]
+    )
+    same = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["b"])], "same", [], [tensor("b", ["n", 4])]
+    )
+    nodes = [helper.make_node("If", ["flag"], ["y"], then_branch=doubled, else_branch=same)]
+    inputs = [tensor("x", ["n", 4]), tensor("flag", [], TensorProto.BOOL)]
+    onnx.save(model(nodes, inputs, [tensor("y", ["n", 4])]), tmp_path / "if.onnx")
+    options = ["--model", str(tmp_path / "if.onnx"), "--device", "cpu", "--batch", "1"]
+    assert command.main(options) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: if: ")
+    assert "--constant" in error
+    assert error.count("\n") == 1
+    if command is run:
+        assert run.main([*options, "--iterations", "1", "--constant", "flag=true"]) == 0

@@ -260,6 +260,13 @@ def test_predict_out_pickle_and_close():
         engine.run({"x": x}, ["y"], {"y": np.empty(99, np.float32)})
     with pytest.raises(UnsupportedError, match="finds some while it runs"):
         engine.save("never.safetensors")
+    for needs_one_plan in (
+        lambda: engine.plan(1, np.dtype(np.float32)), lambda: engine.empty_images(1),
+        engine.keep_sizes, lambda: engine.takes_files(1), lambda: engine.own_kernels(1),
+        lambda: engine.tuned(1), lambda: engine.choice,
+    ):  # fmt: skip
+        with pytest.raises(UnsupportedError, match="finds some while it runs: call run"):
+            needs_one_plan()
     engine.close()
     with pytest.raises(InputError, match="closed"):
         engine.predict(x)
