@@ -13,7 +13,7 @@ COMMANDS = {
     "compare": "say whether one result is faster than another, layer by layer",
     "characterize": "measure networks at low batch: utilisation, memory, power, latency",
     "transfer": "measure copies to and from a GPU against the batch, and predict others",
-    "infer": "predictions for data sets of any size, in Parquet files: one row per image, whatever dies",
+    "infer": "predict data sets of any size into Parquet files: one row per image, even if workers die",
     "ensemble": "read and decode images once for many networks, over processes and GPUs",
     "kernel": "write, check and rank kernels of your own, each in one file",
     "inspect": "say what an ONNX file computes, what of it folds and fuses, and what is not supported",

@@ -171,8 +171,8 @@ def parser() -> cli.ArgumentParser:
     """Returns the command's parser."""
     p = cli.ArgumentParser(
         prog="cnn-engine classify",
-        description="Says what photos show: the classes with the highest scores. Scores are probabilities, "
-        "by a softmax where the network has none.",
+        description="Classifies photos: prints the classes with the highest scores. Scores are "
+        "probabilities, by a softmax where the network has none.",
         epilog="exit codes: 0 done; 2 the input is at fault, or some photos are, which are named",
     )
     p.add_argument("photos", metavar="PHOTO", nargs="+", help="image files, or folders of them")
@@ -184,11 +184,11 @@ def parser() -> cli.ArgumentParser:
     )  # fmt: skip
     p.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
     p.add_argument(
-        "--dtype", default="float32", help=f"default: float32; or of {', '.join(select.DTYPES)}"
+        "--dtype", default="float32", help=f"one of {', '.join(select.DTYPES)} (default: float32)"
     )
     p.add_argument(
         "--threads", type=cli.whole_number(1, threads.MOST),
-        help="of CPU work (default: the CPUs granted)",
+        help="CPU threads (default: the CPUs granted)",
     )  # fmt: skip
     p.add_argument(
         "--json", metavar="PATH", help="write the classes as JSON; - for standard output"

@@ -188,7 +188,7 @@ def parser() -> argparse.ArgumentParser:
     """Returns the command line's parser."""
     return cli.ArgumentParser(
         prog="cnn-engine doctor",
-        description="Says what was built, which devices, drivers and libraries are seen, what is missing "
+        description="Reports what was built, which devices, drivers and libraries are seen, what is missing "
         "and what mends it. Exits with 0 if the main job can run, else with 2.",
     )
 

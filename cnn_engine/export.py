@@ -409,7 +409,10 @@ def parser() -> cli.ArgumentParser:
     )
     p.add_argument("--output", required=True, metavar="PATH", help="the .onnx file")
     p.add_argument(
-        "--exporter", choices=EXPORTERS, default="dynamo", help="PyTorch's newer (default) or older"
+        "--exporter",
+        choices=EXPORTERS,
+        default="dynamo",
+        help="PyTorch's newer exporter (default) or its older one",
     )
     p.add_argument(
         "--batch", type=cli.whole_number(1, 65536), metavar="N",
@@ -417,7 +420,7 @@ def parser() -> cli.ArgumentParser:
     )  # fmt: skip
     p.add_argument(
         "--input-shape", type=_shape, metavar="C,H,W",
-        help="of one image (default: what the model says, or 3,224,224)",
+        help="shape of one image (default: what the model says, or 3,224,224)",
     )  # fmt: skip
     p.add_argument(
         "--preprocess", metavar="WHAT",
@@ -426,8 +429,8 @@ def parser() -> cli.ArgumentParser:
     )  # fmt: skip
     p.add_argument(
         "--classes", metavar="FILE",
-        help="names of the outputs, written into the file: JSON or a line each (default: as torchvision and "
-        "timm say of the model's trained weights)",
+        help="names of the outputs, written into the file: JSON, or text with a line per name (default: "
+        "as torchvision and timm say of the model's trained weights)",
     )  # fmt: skip
     p.add_argument(
         "--opset",

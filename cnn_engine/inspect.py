@@ -22,9 +22,9 @@ def parser() -> cli.ArgumentParser:
     """Returns the command's parser."""
     p = cli.ArgumentParser(
         prog="cnn-engine inspect",
-        description="Says what an ONNX model computes: its nodes with shapes, parameters, FLOPs and bytes; "
-        "what is folded and fused into what, and why; which kernel runs each node on each device; the memory "
-        "that a pass needs; and every node that is not supported.",
+        description="Describes what an ONNX model computes: its nodes with shapes, parameters, FLOPs and "
+        "bytes; what is folded and fused into what, and why; which kernel runs each node on each device; "
+        "the memory that a pass needs; and every node that is not supported.",
         epilog="exit codes: 0 the engine can run it; 2 the file is at fault, or some nodes are not supported",
     )
     p.add_argument("model", metavar="PATH", nargs="?", help="an .onnx file")
@@ -87,7 +87,7 @@ def _directives(options: argparse.Namespace, show: bool) -> int:
     if options.device not in ("openacc", "openacc:host"):
         raise expected("--device", "openacc", repr(options.device))
     if options.model is not None:
-        raise expected("--device openacc", "no model beside it", options.model)
+        raise expected("--device openacc", "no model with it", options.model)
     found = openacc_mapping.of(openacc_module.load())
     if options.json:
         write_text(options.json, report.dumps(openacc.to_dict(found)))

@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
         help="images that move at a time with --data-mode stream (default: by rule)",
     )
     p.add_argument(
-        "--dtype", default="float32", help=f"default: float32; or of {', '.join(select.DTYPES)}"
+        "--dtype", default="float32", help=f"one of {', '.join(select.DTYPES)} (default: float32)"
     )
     p.add_argument(
         "--batch",
@@ -83,8 +83,8 @@ def parser() -> argparse.ArgumentParser:
         "--data",
         default="auto",
         help="auto (default): $CNN_ENGINE_DATA, else the user's cache, else synthetic images; synthetic; "
-        "a path that the network's data set understands; or files of images: a folder with one folder a "
-        "class, a list of them (.txt: path and label a line), one image",
+        "a path that the network's data set understands; or files of images: a folder with one folder "
+        "per class, a list of them (.txt: a path and a label per line), one image",
     )
     shared_options.add_images(p)
     p.add_argument(
@@ -94,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
         "MXNet .params file",
     )
     p.add_argument(
-        "--threads", type=count(1, threads.MOST), help="of CPU work (default: the CPUs granted)"
+        "--threads", type=count(1, threads.MOST), help="CPU threads (default: the CPUs granted)"
     )
     p.add_argument(
         "--warmup",
@@ -106,8 +106,8 @@ def parser() -> argparse.ArgumentParser:
     until.add_argument(
         "--iterations",
         type=count(1, 10**9),
-        help="times over all images (default: until the median pass of this run is known within 1 %%, for at "
-        f"most {timing.CAP_S:g} seconds)",
+        help="passes over all images (default: until the median pass of this run is known within 1 %%, for "
+        f"at most {timing.CAP_S:g} seconds)",
     )
     until.add_argument(
         "--duration",
@@ -115,7 +115,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="S",
         help="instead of --iterations: repeat for so many seconds",
     )
-    p.add_argument("--percentiles", default="50,90,99", help="of the latency (default: 50,90,99)")
+    p.add_argument(
+        "--percentiles", default="50,90,99", help="percentiles of the latency (default: 50,90,99)"
+    )
     p.add_argument(
         "--check",
         action=argparse.BooleanOptionalAction,
@@ -217,7 +219,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     percentiles = _percentiles(options.percentiles)
     if options.profile_percent is not None and not options.profile:
-        raise expected("--profile-percent", "the option --profile beside it", "none")
+        raise expected("--profile-percent", "the option --profile with it", "none")
     outputs = {name: getattr(options, name) for name in ("json", "csv", "trace", "html")}
     _check_outputs(outputs, options)
 
@@ -316,7 +318,7 @@ class _Drawing:
 
     def __init__(self, options: argparse.Namespace, found: Workload) -> None:
         if not image_files.is_image_files(options.data):
-            raise expected("--draw", "files of images in --data beside it", options.data)
+            raise expected("--draw", "files of images in --data with it", options.data)
         self.sight = viewer.sight_of(
             found.network, preprocess=options.preprocess, classes=options.classes, head=options.head,
             confidence=options.confidence or viewer.CONFIDENCE, iou=options.iou or viewer.IOU,
@@ -339,7 +341,7 @@ def _drawing(options: argparse.Namespace, found: Workload) -> _Drawing | None:
     if options.draw is None:
         for name in ("head", "confidence", "iou"):
             if getattr(options, name) is not None:
-                raise expected(f"--{name}", "the option --draw beside it", "none")
+                raise expected(f"--{name}", "the option --draw with it", "none")
         return None
     drawing = _Drawing(options, found)
     options.preprocess, options.classes = drawing.sight.preprocess, None

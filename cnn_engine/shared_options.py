@@ -122,7 +122,7 @@ def model_inputs(options: argparse.Namespace) -> dict[str, Any]:
         ("--constant", options.constant),
     ):
         if values and not options.model:
-            raise expected(option, "the option --model beside it", "none")
+            raise expected(option, "the option --model with it", "none")
     return given
 
 
@@ -133,10 +133,10 @@ def add_reports(parser: argparse.ArgumentParser, page: str) -> None:
         page: what the page has, for ``--html``.
     """
     parser.add_argument(
-        "--json", metavar="PATH", help="writes the report as JSON (- for standard output)"
+        "--json", metavar="PATH", help="write the report as JSON; - for standard output"
     )
-    parser.add_argument("--html", metavar="PATH", help=f"writes a page with {page}")
-    parser.add_argument("--quiet", action="store_true", help="prints nothing but errors")
+    parser.add_argument("--html", metavar="PATH", help=f"write a page with {page}")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
@@ -164,7 +164,7 @@ def add_network(parser: argparse.ArgumentParser) -> None:
     known = ", ".join(workload.names())
     add_list(parser)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--network", help=f"default: cifar10; or of {known}")
+    which.add_argument("--network", help=f"one of {known} (default: cifar10)")
     which.add_argument(
         "--model", metavar="FILE.onnx", help="an ONNX model in the network's place; --data takes a "
         ".npy or .npz of its images, or files of images, --inputs all of its inputs (default: random ones)",
@@ -227,8 +227,8 @@ def add_images(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--classes",
         metavar="FILE",
-        help="names of the network's outputs: JSON or a line each (default: what the model's file says, else "
-        "folders in order of their names)",
+        help="names of the network's outputs: JSON, or text with a line per name (default: what "
+        "the model's file says, else folders in order of their names)",
     )
 
 
@@ -251,13 +251,13 @@ def dataset_of(
     network = found.network
     if options.inputs is not None:
         if options.data != "auto" or not isinstance(network, Model):
-            wanted = "the option --model beside it, and no --data"
+            wanted = "the option --model with it, and no --data"
             raise expected("--inputs", wanted, "--data" if options.data != "auto" else "none")
         options.data = options.inputs
     if options.data in ("auto", "synthetic") or not image_files.is_image_files(options.data):
         for option in ("preprocess", "classes"):
             if getattr(options, option) is not None:
-                raise expected(f"--{option}", "files of images in --data beside it", options.data)
+                raise expected(f"--{option}", "files of images in --data with it", options.data)
         return found.load_data(options.data, images)
     outputs: int | None = network.classes
     if isinstance(network, Model):

@@ -30,9 +30,10 @@ PHRASES = {
     r"\bbrought\b": "uploaded, copied",
     r"\bplaces of the (?:image|output)\b": "output pixels, positions",
     r"\bwhat comes before (?:it|them)\b": "prologue",
-    r"\b(?:images|bytes|times?|registers|threads|samples|rows?|calls|kernels|launches|options|lines?|memory|us|"
-    r"ns|ms|one|labels|blocks|elements|FLOPs|MFLOP|KiB|MiB) an? (?:second|image|pass|thread|block|class|call|"
-    r"launch|core|worker|step|output|row|name|point|record|lane|channel|layer|GPU|CPU|member|copy)\b": "per",
+    r"\b(?:images|bytes|times?|registers|threads|samples|rows?|calls|kernels|launches|options|lines?|memory|"
+    r"us|ns|ms|one|folder|labels|blocks|elements|FLOPs|MFLOP|KiB|MiB) an? (?:second|image|pass|thread|block|"
+    r"class|call|launch|core|worker|step|output|row|name|point|record|lane|channel|layer|GPU|CPU|member|"
+    r"copy)\b": "per",
     r"\bof which\b": "a second sentence",
 }
 

@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
         help="let several lanes share one output's sum (default: no; auto: what is fastest)",
     )
     p.add_argument(
-        "--dtype", default="float32", help=f"default: float32; or of {', '.join(select.DTYPES)}"
+        "--dtype", default="float32", help=f"one of {', '.join(select.DTYPES)} (default: float32)"
     )
     p.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
     p.add_argument("--data", default="auto", help="auto (default), synthetic, or a path; see run")
@@ -92,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--threads",
         type=cli.whole_number(1, threads.MOST),
-        help="of CPU work (default: the CPUs granted)",
+        help="CPU threads (default: the CPUs granted)",
     )
     defaults = Settings()
     p.add_argument(
@@ -124,10 +124,13 @@ def parser() -> argparse.ArgumentParser:
         "--output",
         default="characterize",
         metavar="DIR",
-        help="for the files (default: characterize)",
+        help="folder for the files (default: characterize)",
     )
     p.add_argument(
-        "--plot", action=argparse.BooleanOptionalAction, default=True, help="draw it (default: yes)"
+        "--plot",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="draw the chart (default: yes)",
     )
     p.add_argument(
         "--roofline",

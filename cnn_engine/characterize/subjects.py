@@ -72,7 +72,7 @@ class Load:
 
     Attributes:
         next_pass: returns the function that runs the next pass and has ended when the pass is complete.
-        threads: of CPU work.
+        threads: CPU threads.
         memory: says what is allocated on the device; None on the CPU.
         accuracy: runs what images remain and returns (correct, labelled); None where there are no labels.
         time_inside: times layers or modules over so many passes; None where that cannot be done.
@@ -237,7 +237,7 @@ class TorchSubject:
         shape: of one image, [C, H, W].
         dtype: one of :data:`TORCH_DTYPES`.
         device: as :mod:`cnn_engine.devices` makes it; ``cpu`` or ``cuda:N`` to PyTorch.
-        threads: of CPU work; None: as PyTorch likes.
+        threads: CPU threads; None: as PyTorch likes.
 
     Raises:
         InputError: ``spec`` names nothing that can be called so.

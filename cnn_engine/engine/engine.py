@@ -69,7 +69,7 @@ class Engine(Predictor):
             sums, inputs and outputs stay float32.
         data_mode: ``"auto"``: resident, with copies that overlap with kernels in passes over many images;
             ``"resident"``; or on CUDA ``"transfer"``, ``"managed"`` or ``"stream"``.
-        threads: of CPU work; None: as many as CPUs.
+        threads: CPU threads; None: as many as CPUs.
         chunk: images that move at a time in the data mode ``stream``; None: by rule.
         input_shape: of an ONNX model, input -> its shape, where the model leaves dimensions open beside the
             batch; a dimension of None is as the file has it.

@@ -357,7 +357,7 @@ def load_engine(
 
     Args:
         device: ``"auto"``, or which of several GPUs.
-        threads: of CPU work; None: as many as CPUs.
+        threads: CPU threads; None: as many as CPUs.
 
     Raises:
         InputError: the file is damaged, is no saved engine, or is of another version or kind of device.

@@ -222,7 +222,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 def _check(options: argparse.Namespace) -> None:
     if options.ranks is not None and not options.dry_run:
-        raise expected("--ranks", "the option --dry-run beside it", "none")
+        raise expected("--ranks", "the option --dry-run with it", "none")
     if options.balance and options.work == TRAIN:
         raise expected("--balance", f"the work {INFER}", TRAIN)
     if options.work == INFER:

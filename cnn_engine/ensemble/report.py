@@ -124,7 +124,7 @@ def text(found: dict[str, Any]) -> str:
         row("Bound by", f"{found['bound_by']}, {units.percent(reached)} of its ceiling")
     if found["communication_share"] is not None:
         share = units.percent(found["communication_share"])
-        row("Communication", f"would take {share} of a step if nothing went on beside it")
+        row("Communication", f"would take {share} of a step if nothing else ran")
     if found["corrupt"]["count"]:
         row("Corrupt", f"{units.counted(found['corrupt']['count'], 'image')} left out")
         lines += [f"  {why}" for why in found["corrupt"]["reasons"]]

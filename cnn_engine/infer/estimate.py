@@ -40,14 +40,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--image-bytes", type=cli.number(0, 10**12), metavar="BYTES",
-        help="of input an image (default: as in the report)",
+        help="bytes of input per image (default: as in the report)",
     )  # fmt: skip
 
 
 def main(options: argparse.Namespace) -> int:
     """Prints the plan; returns the exit code."""
     if options.rate_from is None:
-        raise expected("--plan", "--rate-from REPORT.json beside it", "none")
+        raise expected("--plan", "--rate-from REPORT.json with it", "none")
     if options.nodes is not None and options.hours is not None:
         raise expected("--plan", "--nodes or --hours", "both")
     cli.check_outputs({"--json": options.json}, [options.rate_from])
@@ -179,7 +179,7 @@ def plan(
         nodes: how many; with ``hours`` None and None: several numbers.
         hours: find the fewest nodes that do it in so many.
         storage_gb_s: of all nodes together, 10^9 bytes per second.
-        image_bytes: of input an image; None: as measured.
+        image_bytes: bytes of input per image; None: as measured.
     """
     # Of images that are not bad, also where an older report counted all.
     rate = (measured["images"] - measured["errors"]) / measured["working_s"]
@@ -271,9 +271,9 @@ def render(found: dict[str, Any]) -> str:
             else f", {units.percent(measured['efficiency'])} of its ceiling")),
         ("Ceilings, images/s", ceilings or "not measured"),
         ("Read", f"{units.size(found['input_bytes'])}, "
-                 f"{units.number(found['input_bytes_an_image'])} B an image"),
+                 f"{units.number(found['input_bytes_an_image'])} B per image"),
         ("Written", f"{units.size(found['output_bytes'])}, "
-                    f"{units.number(found['output_bytes_an_image'])} B an image"),
+                    f"{units.number(found['output_bytes_an_image'])} B per image"),
         ("Shards", f"{units.count(found['shards'])} of at most 1 GiB"),
     ]  # fmt: skip
     if measured["images_per_s_warning"]:

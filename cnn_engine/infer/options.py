@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     p = cli.ArgumentParser(
         prog="cnn-engine infer",
         description="Runs a network over data sets of any size and writes a row per image to Parquet files, "
-        "each image once, whatever dies on the way: the same command again does what is missing. Shards of "
+        "exactly one, even where workers die: the same command again does what is missing. Shards of "
         "the input are computed by worker processes of this machine, by Ray, or by the tasks of a cluster's "
         "array of jobs.",
         epilog="exit codes: 0 done; 1 some shards were set aside, which are named, and all others are done, "
@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--variant", default="auto", help="as for run (default: auto)")
     p.add_argument("--reduction", action=argparse.BooleanOptionalAction, help="as for run")
     p.add_argument(
-        "--dtype", default="float32", help=f"default: float32; or of {', '.join(select.DTYPES)}"
+        "--dtype", default="float32", help=f"one of {', '.join(select.DTYPES)} (default: float32)"
     )
     p.add_argument("--batch", type=count(1, 10**8), help="images per pass (default: by rule)")
     p.add_argument(
@@ -153,11 +153,11 @@ def check_options(options: argparse.Namespace) -> None:
     if options.output is None:
         raise expected("--output", "a folder for the rows", "none")
     if (options.shard_index is None) != (options.shard_count is None):
-        raise expected("--shard-index", "--shard-count beside it", "one without the other")
+        raise expected("--shard-index", "--shard-count with it", "one without the other")
     if options.shard_count is not None and options.shard_index >= options.shard_count:
         raise expected("--shard-index", f"below {options.shard_count}", options.shard_index)
     if options.address is not None and options.engine != "ray":
-        raise expected("--address", "the option --engine ray beside it", options.engine)
+        raise expected("--address", "the option --engine ray with it", options.engine)
     if options.preprocess is not None:
         Preprocess.parse(options.preprocess)
     packages.arrow()

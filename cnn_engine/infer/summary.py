@@ -298,7 +298,7 @@ def outcome(document: dict[str, Any]) -> list[tuple[str, str]]:
             "Read, written",
             f"{units.size(document['input_bytes'])}, {units.size(document['output_bytes'])}",
         ),
-        ("Peak memory", f"{units.size(document['peak_bytes_a_worker'] or None)} a worker, "
+        ("Peak memory", f"{units.size(document['peak_bytes_a_worker'] or None)} per worker, "
                         f"{units.size(document['peak_bytes_of_the_command'])} the command itself"),
     ]  # fmt: skip
     if document["bound_by"] is not None:

@@ -1,4 +1,4 @@
-"""Data sets of image files: a folder with one folder a class, a list of files, and the names of classes."""
+"""Data sets of image files: a folder with one folder per class, a list of files, and the names of classes."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def is_image_files(path: str) -> bool:
 def find(path: str, outputs: int | None, classes: Classes | None = None) -> ImageFiles:
     """Finds the image files that ``path`` names, and their labels.
 
-    A folder with one folder a class: these are numbered in the order of their names, as torchvision and
+    A folder with one folder per class: these are numbered in the order of their names, as torchvision and
     Keras do, or as ``classes`` says. A folder of images alone, or one image: no labels. A list: a line an
     image, its path (relative to the list) and, after the last white space, its class by number or name.
 
@@ -332,7 +332,7 @@ def _labels(
     else:
         shown = sorted(set(words))
         if len(shown) != outputs != LABELS:
-            wanted = f"labels by number, or {outputs} names, or --classes FILE beside it"
+            wanted = f"labels by number, or {outputs} names, or --classes FILE with it"
             raise expected(path, wanted, f"{len(shown)} names, such as {shown[0]!r}")
         numbers = {name: number for number, name in enumerate(shown)}
         labels = np.array([numbers[word] for word in words], np.int64)

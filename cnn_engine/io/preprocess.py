@@ -61,7 +61,7 @@ class Preprocess:
                 if not isinstance(side, int) or not 1 <= side <= LONGEST_SIDE:
                     raise _expected(name, f"sides from 1 to {LONGEST_SIDE}", side)
         if self.letterbox is not None and (self.resize is not None or self.crop is not None):
-            raise _expected("letterbox", "no resize and no crop beside it", str(self))
+            raise _expected("letterbox", "no resize and no crop with it", str(self))
         if not isinstance(self.fill, int) or not 0 <= self.fill <= 255:
             raise _expected("fill", "a whole number from 0 to 255", self.fill)
         for name, values in (("mean", self.mean), ("std", self.std)):

@@ -148,7 +148,7 @@ def _add_common(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument(
         "--threads", type=cli.whole_number(1, thread_counts.MOST),
-        help="of CPU work (default: the CPUs granted)",
+        help="CPU threads (default: the CPUs granted)",
     )  # fmt: skip
     p.add_argument(
         "--limit", type=cli.number(0.0, 3600.0), default=Limits.seconds, metavar="S",

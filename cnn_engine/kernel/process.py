@@ -73,7 +73,7 @@ class Process:
     Args:
         subject: a kernel file; ``engine:NAME`` for one of the engine's own, ``torch`` for PyTorch's.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
-        threads: of CPU work.
+        threads: CPU threads.
         sanitize: on the CPU, with the compiler's sanitizers.
         stray: says what an access was that hit a guard, by the tensor's name, the offset from its first page
             and whether that is behind it.

@@ -36,7 +36,7 @@ class Call:
         workspace: the address of the kernel's scratch memory, or 0.
         prepared: what the kernel's ``prepare`` returned, or None.
         device: where it runs.
-        threads: of CPU work.
+        threads: CPU threads.
         pitches: name of a value -> elements from one row of its last dimension to the next, where other
             values' columns lie between.
         stream: what stands for the stream's handle, or None: the device's own.

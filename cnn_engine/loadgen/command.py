@@ -103,7 +103,7 @@ def parser() -> cli.ArgumentParser:
     p.add_argument(
         "--dtype",
         default="float32",
-        help=f"of cnn_engine: float32, or of {', '.join(select.DTYPES)}",
+        help=f"of cnn_engine: one of {', '.join(select.DTYPES)} (default: float32)",
     )
     p.add_argument(
         "--threads", type=cli.whole_number(1, threads.MOST),
@@ -114,9 +114,9 @@ def parser() -> cli.ArgumentParser:
         help="LoadGen's logs, in SCENARIO/CONTESTANT (default: loadgen)",
     )  # fmt: skip
     p.add_argument(
-        "--json", metavar="PATH", help="writes the results as JSON (- for standard output)"
+        "--json", metavar="PATH", help="write the results as JSON; - for standard output"
     )
-    p.add_argument("--quiet", action="store_true", help="prints nothing but errors")
+    p.add_argument("--quiet", action="store_true", help="print nothing but errors")
     return p
 
 

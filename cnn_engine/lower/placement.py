@@ -39,7 +39,7 @@ class Placement:
     Attributes:
         device: the engine's device.
         data_mode: see ``--data-mode``.
-        threads: of CPU work.
+        threads: CPU threads.
     """
 
     #: What runs on the device in ``transfer`` and ``managed``, as the thesis began.

@@ -79,7 +79,9 @@ def parser() -> cli.ArgumentParser:
         "outputs gain)",
     )  # fmt: skip
     p.add_argument("--output", metavar="PATH", required=True, help="the quantized .onnx file")
-    p.add_argument("--device", default="cpu", help="what calibrates: cpu (default), cuda, cuda:N")
+    p.add_argument(
+        "--device", default="cpu", help="device that calibrates: cpu (default), cuda, cuda:N"
+    )
     shared_options.add_reports(p, "the report and a chart")
     return p
 
@@ -126,7 +128,7 @@ def _dataset(options: argparse.Namespace) -> Dataset:
         raise expected("--data", "a path, or synthetic", "auto")
     if options.inputs is not None:
         if options.data != "synthetic":
-            raise expected("--inputs", "no --data beside it", options.data)
+            raise expected("--inputs", "no --data with it", options.data)
         options.data = "auto"
     found = shared_options.workload_of(options)
     form = form_of(found.network, found.network.base)

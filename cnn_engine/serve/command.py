@@ -50,7 +50,7 @@ def parser() -> cli.ArgumentParser:
         help="auto (default), cpu, cuda, cuda:N; of several, each has the models and takes requests",
     )  # fmt: skip
     p.add_argument(
-        "--dtype", default="float32", help=f"default: float32; or of {', '.join(select.DTYPES)}"
+        "--dtype", default="float32", help=f"one of {', '.join(select.DTYPES)} (default: float32)"
     )
     p.add_argument(
         "--instances", type=count(1, 1024),
@@ -67,7 +67,7 @@ def parser() -> cli.ArgumentParser:
     )
     p.add_argument(
         "--threads", type=count(1, thread_counts.MOST),
-        help="of CPU work in each pass (default: the CPUs granted, over the instances)",
+        help="CPU threads of each pass (default: the CPUs granted, over the instances)",
     )  # fmt: skip
     p.add_argument(
         "--max-batch", type=count(1, 4096), default=32, metavar="N",
@@ -105,7 +105,7 @@ def parser() -> cli.ArgumentParser:
     p.add_argument(
         "--tls-key", metavar="PEM", help="the certificate's private key, without a password"
     )
-    p.add_argument("--quiet", action="store_true", help="prints nothing but warnings and errors")
+    p.add_argument("--quiet", action="store_true", help="print nothing but warnings and errors")
     return p
 
 
@@ -159,7 +159,7 @@ def _settings(options: argparse.Namespace, devices: tuple[str, ...]) -> Settings
     """
     granted, ray = thread_counts.check(None, "--threads"), options.engine == "ray"
     if options.address is not None and not ray:
-        raise expected("--address", "--engine ray beside it", options.engine)
+        raise expected("--address", "--engine ray with it", options.engine)
     instances, threads = options.instances, options.threads
     if ray:
         if len(devices) > 1 or ":" in devices[0]:

@@ -88,7 +88,9 @@ def parser() -> argparse.ArgumentParser:
         "--seed", type=count(0, 2**32 - 1), default=0,
         help="of the order, the contents and the sizes held out (default: 0)",
     )  # fmt: skip
-    p.add_argument("--fresh", action="store_true", help="measure what exists again, and replace it")
+    p.add_argument(
+        "--fresh", action="store_true", help="measure again what is there already, and replace it"
+    )
     p.add_argument(
         "--hold-out", type=count(1, subjects.MOST_BATCHES), metavar="K",
         help="also fit without K batch sizes drawn at random, and say how far off they are predicted",
@@ -108,7 +110,10 @@ def parser() -> argparse.ArgumentParser:
         "regression.json that exist in --output, without measuring",
     )  # fmt: skip
     p.add_argument(
-        "--plot", action=argparse.BooleanOptionalAction, default=True, help="draw it (default: yes)"
+        "--plot",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="draw the charts (default: yes)",
     )
     p.add_argument(
         "--quiet", action="store_true", help="print nothing but the seconds of --predict"
@@ -131,7 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
         return overlap.main(options, _named(options) + models + _shapes(options), dtype)
     for name in ("json", "compute", "compute_from", "bandwidth", "buffers"):
         if getattr(options, name) is not None:
-            raise expected(f"--{name.replace('_', '-')}", "--plan beside it", "none")
+            raise expected(f"--{name.replace('_', '-')}", "--plan with it", "none")
     modes = _modes(options, dtype)
     asked = _sizes(options.predict, "--predict") if options.predict else None
     output = Path(options.output)
@@ -162,7 +167,7 @@ def _modes(options: argparse.Namespace, dtype: str) -> list[Mode]:
         wanted = f"{', '.join(known)} or both with --direction {options.direction}"
         raise expected("--memory", wanted, memory)
     if options.peer is not None and not between:
-        raise InputError("--peer: expected --direction d2d beside it")
+        raise InputError("--peer: expected --direction d2d with it")
     return [
         Mode(direction, one, dtype)
         for direction in _each(options.direction, subjects.DIRECTIONS)

@@ -123,7 +123,7 @@ def test_several_inputs_are_made_or_read_by_name(audio, tmp_path, capsys):
         (["--save-outputs", "p.npy"], "--save-outputs: expected a path that ends in .npz"),
         (
             ["--inputs", "x.npz", "--data", "synthetic"],
-            "--inputs: expected the option --model beside it",
+            "--inputs: expected the option --model with it",
         ),
         (["--data-mode", "stream"], "--data-mode: expected any but stream"),
     ],

@@ -199,8 +199,8 @@ def test_a_letterbox_has_the_whole_photo_in_grey(rows, columns):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("letterbox=64,crop=64", "letterbox: expected no resize and no crop beside it"),
-        ("imagenet,letterbox=64", "letterbox: expected no resize and no crop beside it"),
+        ("letterbox=64,crop=64", "letterbox: expected no resize and no crop with it"),
+        ("imagenet,letterbox=64", "letterbox: expected no resize and no crop with it"),
         ("letterbox=0", "letterbox: expected sides from 1"),
         ("letterbox=64,fill=256", "fill: expected a whole number from 0 to 255"),
         ("letterbox=64,fill=none", "fill: expected a whole number from 0 to 255"),
@@ -371,7 +371,7 @@ def test_run_draws_boxes_of_every_photo(tmp_path, capsys):
     for more, message in (
         (["--draw", str(tmp_path / "in/out")], "--draw: expected a folder outside of"),
         (["--draw", str(out), "--head", "detr"], "--head: expected outputs as one of detr"),
-        (["--iou", "0.5"], "--iou: expected the option --draw beside it"),
+        (["--iou", "0.5"], "--iou: expected the option --draw with it"),
         (["--draw", str(out), "--data", "synthetic"], "--draw: expected files of images in --data"),
         (["--draw", str(out), "--network", "cifar10"], "cifar10: expected an ONNX model"),
     ):

@@ -143,7 +143,7 @@ def test_lists(tmp_path, folder):
         "a.jpg 7\n": "expected labels from 0 to 6, found 7",
         "a.jpg -1\n": "expected labels by number",
         "a.jpg 1\nb.jpg\n": "expected a label after every path, or after none, found 'b.jpg'",
-        "a.jpg bee\n": "or 7 names, or --classes FILE beside it, found 1 names, such as 'bee'",
+        "a.jpg bee\n": "or 7 names, or --classes FILE with it, found 1 names, such as 'bee'",
     }.items():
         with pytest.raises(InputError) as error:
             found(text)
@@ -413,8 +413,8 @@ def test_characterize_takes_a_model_and_makes_images(model, tmp_path):
         (["--model", "MODEL", "--data", "DATA", "--preprocess", "crop=24", "--images", "99"],
          "--images: expected at most 22"),
         (["--data", "DATA"], "expected an image of 32x32 (--preprocess resizes and crops), found 40x60"),
-        (["--preprocess", "imagenet"], "--preprocess: expected files of images in --data beside it"),
-        (["--classes", "x"], "--classes: expected files of images in --data beside it, found auto"),
+        (["--preprocess", "imagenet"], "--preprocess: expected files of images in --data with it"),
+        (["--classes", "x"], "--classes: expected files of images in --data with it, found auto"),
         (["--data", "BROKEN"], "broken/a/x.jpg: expected an image, found"),
     ],
 )  # fmt: skip

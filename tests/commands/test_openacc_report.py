@@ -155,7 +155,7 @@ def test_inspect_command(tmp_path, capsys):
         (["--device", "cuda"], "--device: expected openacc, found 'cuda'"),
         (
             ["--device", "openacc", "x.onnx"],
-            "--device openacc: expected no model beside it, found x.onnx",
+            "--device openacc: expected no model with it, found x.onnx",
         ),
     ],
 )

@@ -302,7 +302,7 @@ def test_what_branches_read_stays(rng):
         (["--max-loss", "-1"], "--max-loss: expected 0 to 100 points, found -1"),
         (["--method", "best"], "--method"),
         (["--data", "auto"], "--data: expected a path, or synthetic, found auto"),
-        (["--inputs", "x.npz"], "--inputs: expected no --data beside it, found"),
+        (["--inputs", "x.npz"], "--inputs: expected no --data with it, found"),
     ],
 )
 def test_faults_are_said_in_one_line(files, capsys, options, message):

@@ -141,7 +141,7 @@ def test_plan_from_given_bandwidths_says_what_binds(tmp_path):
         (["--plan=9", "--network=cifar10", "--compute=1", "--bandwidth=1,x"], "--bandwidth: expected"),
         (["--plan=9", "--network=cifar10", "--compute=1", "--copy-latency=1"], "--bandwidth with it"),
         (["--plan=0", "--network=cifar10"], "expected a number of images"),
-        (["--bandwidth=1"], "--bandwidth: expected --plan beside it"),
+        (["--bandwidth=1"], "--bandwidth: expected --plan with it"),
         (["--check-infer=none.json"], "none.json: cannot be read"),
     ],
 )  # fmt: skip

@@ -219,7 +219,7 @@ def test_without_the_option_nothing_is_profiled(tmp_path, capsys):
             ["--profile", "--profile-percent", "101"],
             "--profile-percent: expected a number above 0, up to 100",
         ),
-        (["--profile-percent", "50"], "--profile-percent: expected the option --profile beside it"),
+        (["--profile-percent", "50"], "--profile-percent: expected the option --profile with it"),
     ],
 )
 def test_top_is_checked(options, message, capsys):

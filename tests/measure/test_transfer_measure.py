@@ -117,7 +117,7 @@ def test_a_models_images_and_weights(device, tmp_path, capsys):
         (["--model", path, *shape, "--network", "cifar10"], "--dtype: expected uint8 or float32"),
         (["--model", path], "--input-shape x="),
         (["--model", tmp_path / "none.onnx"], "none.onnx"),
-        (shape, "--input-shape: expected the option --model beside it"),
+        (shape, "--input-shape: expected the option --model with it"),
     ):
         assert run(*options, *arguments) == 2
         error = capsys.readouterr().err
@@ -387,7 +387,7 @@ def test_what_another_gpu_has_not_got_is_told(device, peer, tmp_path, capsys, mo
     ("arguments", "found"),
     [
         (["--direction", "d2d"], "--peer: expected the GPU that d2d copies to"),
-        (["--peer", "cuda:1"], "--peer: expected --direction d2d beside it"),
+        (["--peer", "cuda:1"], "--peer: expected --direction d2d with it"),
         (["--direction", "d2d", "--peer", "cuda:0"], "--peer: expected another GPU than"),
         (["--direction", "d2d", "--peer", "cpu"], "--peer: expected cuda or cuda:N"),
         (["--direction", "d2d", "--memory", "pageable"], "--memory: expected peer, pinned or both"),
