@@ -105,7 +105,7 @@ class CpuDevice:
         return int(values["MemAvailable"].split()[0]) * 1024
 
     def allocate(self, nbytes: int) -> Buffer:
-        """Returns ``nbytes`` of memory: of a piece, which the system has back when all of it is let go of."""
+        """Returns ``nbytes`` of a shared piece of memory, which is freed when all of it is released."""
         if nbytes < MAPPED:
             array = np.empty(nbytes + ALIGNMENT, np.uint8)
             array = array[-array.__array_interface__["data"][0] % ALIGNMENT :][:nbytes]
@@ -118,7 +118,7 @@ class CpuDevice:
         return Buffer(array.__array_interface__["data"][0], nbytes, array)
 
     def allocate_alone(self, nbytes: int) -> Buffer:
-        """Returns ``nbytes`` of memory that goes back to the system by itself when it is let go of."""
+        """Returns ``nbytes`` of memory of its own, which is freed when it is released."""
         if nbytes < MAPPED:
             return self.allocate(nbytes)
         array = _map(nbytes)

@@ -145,7 +145,7 @@ class CudaDevice:
         return address != 0 and self.kernels.pointer_device(address) >= 0
 
     def file_reader(self, threads: int) -> Any:
-        """Returns a reader of files into device memory, with at most so many threads of its own."""
+        """Returns a reader of files into device memory, with threads of its own."""
         return self.kernels.FileReader(self.index, min(threads, READERS), READ_PIECE)
 
     def upload(self, array: np.ndarray) -> Buffer:

@@ -237,7 +237,7 @@ def differing(found: np.ndarray, exact: np.ndarray) -> float:
 
 
 def axis_of(shape: tuple[int, ...]) -> int | None:
-    """Returns the axis of an output whose largest is read off: classes of images or of places; or None.
+    """Returns the axis of an output's classes, of images or of pixels; None where it has none.
 
     That is dimension 1 of [N, C] and [N, C, H, W ...], and the last one of [N, T, C].
     """

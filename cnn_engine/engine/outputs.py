@@ -14,7 +14,7 @@ from . import arguments
 
 
 class Outputs(tuple):
-    """The outputs of one call, in the network's order, by place or by exact name.
+    """The outputs of one call, in the network's order, by index or by exact name.
 
     ``outputs[0]``, ``outputs["/head/0"]`` and ``first, second = outputs`` all work.
 

@@ -84,7 +84,7 @@ class Arena:
 
 
 class Shelf:
-    """Plans for calls that are alike.
+    """Plans for calls of one signature.
 
     Attributes:
         idle: plans that no call uses. To pop and to append are single steps of the interpreter, so that a

@@ -202,7 +202,7 @@ class Plans:
         return self._stages and self.device.is_pinned(images)
 
     def remember(self, key: tuple, shelf: Shelf) -> None:
-        """Lets the next call alike go straight to its plans."""
+        """Keeps the plans for the next call of the same signature."""
         if len(self.ready) >= KEPT_SHELVES:
             self.ready.clear()
         self.ready[key] = shelf

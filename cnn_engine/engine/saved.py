@@ -60,7 +60,7 @@ NAMES = {short: name for name, short in DTYPES.items()}
 
 
 def target_of(device: Any) -> str:
-    """Returns the device's kind and instructions, which packed weights depend on beside the version."""
+    """Returns the device's kind and instruction set, which packed weights depend on."""
     if device.kind == "cpu":
         return f"cpu {platform.machine()} {_cpu.selected_instruction_set()}"
     return f"{device.kind} {device.target.architecture}"

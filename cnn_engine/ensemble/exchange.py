@@ -1,4 +1,4 @@
-"""Brings every batch to every rank that has members, in order: one thread a rank sends and receives.
+"""Sends every batch to every rank that has members, in order: one thread per rank sends and receives.
 
 A stream is a sequence of batches on a group of ranks of its own; within it all ranks post messages in the
 same order. ``all-shared`` and ``single-bcast`` have one stream, ``multi-bcast`` has one for each rank that

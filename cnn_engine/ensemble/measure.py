@@ -1,4 +1,4 @@
-"""Measurements of one rank: times of its steps, and limits of each part by itself."""
+"""Measurements of one rank: times of its steps, and limits of each part alone."""
 
 from __future__ import annotations
 

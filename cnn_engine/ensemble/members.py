@@ -229,7 +229,7 @@ def _row(shape: tuple[int, ...]) -> np.dtype:
 
 
 def read_part(path: str | os.PathLike[str], shape: int | tuple[int, ...]) -> np.ndarray:
-    """Reads ``member-K.part``, the leavings of a run that did not end well.
+    """Reads ``member-K.part``, the finished part of a run that failed.
 
     Args:
         shape: of the output for one image: how many classes, or any other.
@@ -354,6 +354,6 @@ def shared_preprocess(text: str | None, workloads: list[Workload]) -> Preprocess
 
 
 def reads_floats(workloads: list[Workload]) -> bool:
-    """Whether a member has no place for pixels."""
+    """Whether a member takes floats only, and no pixels."""
     models = [one.network for one in workloads if not isinstance(one.network, Network)]
     return any(model.base.inputs[0].dtype != "uint8" for model in models)

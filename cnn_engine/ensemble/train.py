@@ -95,7 +95,7 @@ def common_start(steps: Iterable[Iterable[int]]) -> int:
 
 
 class TrainMember:
-    """Trains one network, one step a batch; goes on from a checkpoint where the order does.
+    """Trains one network, one step per batch; continues from a checkpoint at the same batch.
 
     Raises:
         UnsupportedError: PyTorch is missing, or the network has layers that cannot be trained.

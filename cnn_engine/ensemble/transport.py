@@ -44,7 +44,7 @@ class Request(Protocol):
 
 
 class Group(Protocol):
-    """Ranks that send to each other; of the calling one, ``rank`` is its place among ``size``."""
+    """Ranks that send to each other; the calling one is ``rank`` of ``size``."""
 
     rank: int
     size: int

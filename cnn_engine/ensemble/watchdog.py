@@ -93,7 +93,7 @@ class Watchdog:
         self.role = roles[self.rank]
 
     def tick(self) -> None:
-        """Tells of progress; called by any thread."""
+        """Notes progress; called by any thread."""
         self._ticks += 1
 
     def doing(self, thread: str, what: str | None) -> None:
@@ -103,7 +103,7 @@ class Watchdog:
             self._ticks += 1
 
     def started(self) -> None:
-        """Tells that the first batch is done, on a rank without members that it begins."""
+        """Notes that the first batch is done; on a rank without members, that it begins."""
         self._started = True
         self.tick()
 

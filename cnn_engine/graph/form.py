@@ -44,7 +44,7 @@ class Form:
 
     @property
     def only_batch(self) -> int | None:
-        """Images of every pass, where the network is for so many alone; None: any number."""
+        """Number of images of every pass, where the network fixes it; None: any number."""
         return None if self.any_batch else self.batch
 
     @property

@@ -1,4 +1,4 @@
-"""Measures how fast each stage of the pipeline is by itself, and all of them together."""
+"""Measures how fast each stage of the pipeline is alone, and all of them together."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ NATIVE = {
 
 
 def nothing_to_read(node: Node, graph: Graph) -> str | None:
-    """Returns why no kernel can run a convolution of images without a place or a channel, or of no filters.
+    """Returns why no kernel can run a convolution of images without a pixel or a channel, or of no filters.
 
     No images at all are no work, which kernels do.
     """

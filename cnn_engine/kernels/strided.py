@@ -85,7 +85,7 @@ def copy_shape(
 
 
 def unused(graph: Graph, name: str) -> str:
-    """Returns ``name``, with marks behind it until no node and no value of ``graph`` has it."""
+    """Returns ``name``, with a suffix until no node and no value of ``graph`` has it."""
     while graph.has(name):
         name += "'"
     return name

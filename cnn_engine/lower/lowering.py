@@ -270,7 +270,7 @@ class Program:
         return {name: sizes.resolve(graph.values[name].shape) for name in graph.outputs}
 
     def load(self) -> None:
-        """Brings constants to where the kernels want them, before the first pass.
+        """Uploads constants to the memory that the kernels read, before the first pass.
 
         With a tuner that is done for the batch of each plan: another batch may have other kernels.
         """
@@ -280,7 +280,7 @@ class Program:
         release_free_memory()
 
     def fetch(self, placed: Placed) -> None:
-        """Brings the constants of a pass to where its kernels want them, as far as they are not there."""
+        """Uploads the constants of a pass to the memory that its kernels read, unless they are there."""
         constants = placed.graph.constants
 
         def nbytes(node: Node) -> int:
@@ -300,7 +300,7 @@ class Program:
                     mapped.release(constants[name])
 
     def constant(self, graph: Graph, name: str, where: str) -> int:
-        """Returns the address of a constant in a place.
+        """Returns the address of a constant in a memory space.
 
         One of this size alone is kept for that graph: who uses it holds it.
         """
@@ -393,7 +393,7 @@ class Program:
         return set(self._prepared)
 
     def device_of(self, where: str) -> Any:
-        """Returns the device of a place."""
+        """Returns the device of a memory space."""
         device = self.placement.device
         return device if device.kind == where else CpuDevice()
 

@@ -21,7 +21,7 @@ from ..target import Target
 
 @dataclass(frozen=True)
 class Move(Copy):
-    """A copy from one place to another.
+    """A copy from one memory space to another.
 
     Attributes:
         direction: ``h2d``, ``d2h``, or ``d2d`` and ``h2h`` within a place.
@@ -55,7 +55,7 @@ class Placement:
         return self.device.kind if whole or kind in self.CONVOLUTIONS else "cpu"
 
     def target_of(self, kind: str) -> Target:
-        """Returns the capabilities of a kind of device: the engine's, or the CPU beside it."""
+        """Returns the capabilities of a kind of device: the engine's, or the host CPU."""
         return self.device.target if kind == self.device.kind else CpuDevice().target
 
     @property

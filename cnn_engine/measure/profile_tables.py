@@ -160,7 +160,7 @@ class Capture:
 
 @dataclass
 class Cost:
-    """Cost of profiling: medians of passes of a full batch, profiled and plain in turn.
+    """Cost of profiling: medians of passes of a full batch, profiled and plain interleaved.
 
     Attributes:
         plain_s, profiled_s: seconds; ``samples`` of each.

@@ -163,7 +163,7 @@ def time_passes(
 
 @dataclass
 class Looks:
-    """Looks at the samples of a run that goes on until their median is known.
+    """Looks at the samples of a run that repeats until their median is known.
 
     Attributes:
         count: looks so far.

@@ -32,7 +32,7 @@ class EarlyReads:
 def plan(
     placed: Placed, planned: MemoryPlan, prepared: Callable[[Graph, Node, Kernel], Any]
 ) -> EarlyReads:
-    """Returns which kernels hold, so that those behind them read as early as can be.
+    """Returns which kernels hold the next launch, so that later ones read as early as possible.
 
     Args:
         prepared: returns what a kernel made of a node's constants.

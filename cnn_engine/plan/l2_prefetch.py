@@ -50,7 +50,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch of a pass that prefetches weights beside its steps.
+    """A branch of a pass that prefetches weights while its steps run.
 
     Attributes:
         step: before which the branch begins.

@@ -1,4 +1,4 @@
-"""Packing of lifetimes into an arena: memory that is needed at different steps may lie in the same place."""
+"""Packing of lifetimes into an arena: values that are alive at different steps may share addresses."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def decibels(noise: float) -> float:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Accuracy of a network, beside the float network's.
+    """Accuracy of a network, and of the float network.
 
     Attributes:
         agreement: the part of images of which both name the same class first; None where outputs are no

@@ -115,7 +115,7 @@ def shortened(name: str, most: int) -> str:
 
 
 def shortened_apart(names: Sequence[str], most: int) -> list[str]:
-    """Returns the names as :func:`shortened` has them; those that would then be alike stay whole."""
+    """Returns the names as :func:`shortened` has them; those that would become equal stay whole."""
     found = [shortened(name, most) for name in names]
     shared = Counter(short for short, _ in set(zip(found, names, strict=True)))
     return [name if shared[short] > 1 else short for short, name in zip(found, names, strict=True)]

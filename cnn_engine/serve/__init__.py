@@ -1,4 +1,4 @@
-"""``cnn-engine serve``: networks behind HTTP and gRPC, by the Open Inference Protocol (KServe v2).
+"""``cnn-engine serve``: networks over HTTP and gRPC, by the Open Inference Protocol (KServe v2).
 
 Clients of Triton and KServe speak it. Requests that wait are put together into batches.
 

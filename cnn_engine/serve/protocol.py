@@ -312,7 +312,7 @@ def _classified(
 
 
 def text_bytes(array: np.ndarray) -> bytes:
-    """Returns texts as the protocol has them: each behind its length, a little-endian uint32."""
+    """Returns texts as the protocol has them: each after its length, a little-endian uint32."""
     return b"".join(struct.pack("<I", len(text)) + text for text in array.flat)
 
 

@@ -1,4 +1,4 @@
-"""The server: HTTP and gRPC on one event loop, and models that are loaded beside it."""
+"""The server: HTTP and gRPC on one event loop, and models that are loaded in the background."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def areas(boxes: np.ndarray) -> np.ndarray:
 def suppressed(
     boxes: np.ndarray, scores: np.ndarray, classes: np.ndarray, iou: float, most: int
 ) -> np.ndarray:
-    """Returns the places of boxes that no better box of their class overlaps, the best first.
+    """Returns the indices of boxes that no better box of their class overlaps, the best first.
 
     Args:
         boxes: [K, 4] as corners.

@@ -39,7 +39,7 @@ def shape_of(node: Node, x: Value, weight: Value) -> Any:
 
 
 def method(node: Node, graph: Graph) -> Any:
-    """Returns how a convolution is computed, by its shape and place alone: the same for every batch.
+    """Returns how a convolution is computed, by its shape and position alone: the same for every batch.
 
     Winograd's tiles of 4x4 take 2.25 multiplications for 9, and those of 2x2 take 4, but both move more data,
     and need enough positions and channels to fill tiles and vectors. With their points and short sums, and

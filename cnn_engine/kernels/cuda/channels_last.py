@@ -204,7 +204,7 @@ def _not_depthwise(node: Node, graph: Graph) -> str | None:
 
 
 def pack_channels(node: Node, graph: Graph, device: Any) -> Buffer:
-    """Returns the weights of a node that convolves each channel by itself, complete, on the device."""
+    """Returns the weights of a depthwise convolution, complete, on the device."""
     if node.op.kind != "conv2d_nhwc":
         node = convolution_of(node)
     x, weight = graph.inputs_of(node)[:2]

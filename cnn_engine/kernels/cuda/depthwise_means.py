@@ -1,4 +1,4 @@
-"""CUDA's kernel of a convolution of each channel by itself and of the means that a gate reads."""
+"""CUDA's kernel of a depthwise convolution and of the means that a gate reads."""
 
 from __future__ import annotations
 

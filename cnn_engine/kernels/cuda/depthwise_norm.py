@@ -1,4 +1,4 @@
-"""CUDA's kernel of a convolution of each channel by itself and of the normalisation of its positions."""
+"""CUDA's kernel of a depthwise convolution and of the normalisation of its positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA's kernel of the mean over an image's positions and the linear layer behind it."""
+"""CUDA's kernel of the mean over an image's positions and the linear layer after it."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def is_convolution(
 
 
 def is_product(graph: Graph, node: Node, *, may_add: bool = False) -> bool:
-    """Whether ``node`` is a product over channels by constants (of images of one place: with any stride).
+    """Whether ``node`` is a product over channels by constants (of 1x1 images: with any stride).
 
     Args:
         may_add: whether others may be added to it.
