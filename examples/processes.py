@@ -47,7 +47,7 @@ def main(count: int = 64, batch: int = 64) -> None:
     for workers in sorted({1, 2, cores}):
         threads = max(1, cores // workers)
         rate, _ = measure(workers, threads, list(pixels))
-        print(f"{workers} workers with {threads} threads each: {rate:,.0f} images/s")
+        print(f"workers {workers}, threads of each {threads}: {rate:,.0f} images/s")
 
 
 if __name__ == "__main__":

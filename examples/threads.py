@@ -45,7 +45,7 @@ def main(count: int = 64, batch: int = 64) -> None:
         threads = max(1, cores // callers)
         rate, call, _ = measure(callers, threads, list(pixels))
         print(
-            f"{callers} callers with {threads} threads each: {rate:,.0f} images/s, "
+            f"callers {callers}, threads of each {threads}: {rate:,.0f} images/s, "
             f"{call * 1e3:.2f} ms per call"
         )
 

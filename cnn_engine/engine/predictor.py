@@ -247,7 +247,7 @@ class Predictor:
         return {n: given[n] if n in given else rooms[n].array for n in names}
 
     def run_sized(self, inputs: Sequence[np.ndarray], sizes: Sizes) -> dict[str, np.ndarray]:
-        """Returns every output by name, of a pass whose sizes are known beside the shapes of its inputs.
+        """Returns every output by name, of a pass that has sizes beyond the shapes of its inputs.
 
         Args:
             inputs: in the network's order, C-contiguous, of their types and shapes.
@@ -385,7 +385,7 @@ class Predictor:
         return self._memory.outputs(count, shared)
 
     def takes_files(self, count: int, dtype: Any = np.uint8) -> bool:
-        """Whether there is :meth:`device_images`: passes over so many go in chunks, by one kernel a chunk."""
+        """Whether there is :meth:`device_images`: passes over so many go in chunks, one kernel per chunk."""
         pixels = np.dtype(dtype) == np.uint8
         return self._schedule.overlaps(count, pixels) and not self._schedule.activation_bytes
 

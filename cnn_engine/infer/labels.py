@@ -151,7 +151,7 @@ def _shown(value: Any) -> str:
 
 
 def idx_labels(path: str) -> str | None:
-    """Returns the file of labels beside a file of images, or None."""
+    """Returns the file of labels next to a file of images, or None."""
     folder, name = os.path.split(path)
     labels = os.path.join(folder, name.replace("-images-idx3-", "-labels-idx1-"))
     return labels if os.path.exists(labels) else None

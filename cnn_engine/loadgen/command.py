@@ -191,7 +191,8 @@ class Run:
                 else f"; not official: {options.duration:g} s, not {rules.OFFICIAL_S}"
             )
             cli.show(
-                f"LoadGen: {found.name}, {len(self._images)} images, {options.threads} threads{official}"
+                f"LoadGen: {found.name}, {units.counted(len(self._images), 'image')}, "
+                f"{units.counted(options.threads, 'thread')}{official}"
             )
             if options.mode == "performance":
                 cli.show(_line("scenario", "library", "verdict", "p50", "p90", "p99", "images/s"))
