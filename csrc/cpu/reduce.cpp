@@ -4,54 +4,99 @@
 
 #include <memory>
 
+#include "cpu/blocked.h"
 #include "cpu/math.h"
 #include "runtime/parallel.h"
 
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
 
-// What is summed for an element.
+constexpr int kDoubles = kWide / 2;  // of a vector
+using Doubles = double __attribute__((vector_size(8 * kDoubles)));
+
+// So many floats as doubles, by one instruction: GCC 12 converts wide vectors by halves.
+CNN_ENGINE_INLINE Doubles widened(const float* from) {
+#if defined(__AVX512F__)
+  return _mm512_cvtps_pd(_mm256_loadu_ps(from));
+#elif defined(__AVX2__)
+  return _mm256_cvtps_pd(_mm_loadu_ps(from));
+#else
+  using Floats = float __attribute__((vector_size(4 * kDoubles)));
+  return __builtin_convertvector(load_as<Floats>(from), Doubles);
+#endif
+}
+
+// What is summed for an element, or for each of a vector.
 struct Itself {
-  static inline __attribute__((always_inline)) double of(double x) { return x; }
+  template <typename T>
+  CNN_ENGINE_INLINE static T of(T x) {
+    return x;
+  }
 };
 struct Magnitude {
-  static inline __attribute__((always_inline)) double of(double x) { return math::magnitude(x); }
+  template <typename T>
+  CNN_ENGINE_INLINE static T of(T x) {
+    return x < 0.0 ? -x : x;
+  }
 };
 struct Square {
-  static inline __attribute__((always_inline)) double of(double x) { return x * x; }
+  template <typename T>
+  CNN_ENGINE_INLINE static T of(T x) {
+    return x * x;
+  }
 };
 
-// Each reduction: what it starts with, how it takes an element in, how it joins two results, and
-// how it ends. `line` is that of elements side by side.
+// The results of four lines by vectors of doubles.
+template <typename Kind>
+CNN_ENGINE_INLINE void four_in_doubles(const float* const (&x)[4], std::int64_t count,
+                                       double (&results)[4]) {
+  Doubles value[4];
+  for (Doubles& each : value) each = Kind::kStart - Doubles{};
+  std::int64_t i = 0;
+  for (; i + kDoubles <= count; i += kDoubles) {
+#pragma GCC unroll 4
+    for (int line = 0; line < 4; ++line) {
+      value[line] = Kind::take(value[line], widened(x[line] + i));
+    }
+  }
+#pragma GCC unroll 4
+  for (int line = 0; line < 4; ++line) {
+    double result = value[line][0];
+#pragma GCC unroll 8
+    for (int lane = 1; lane < kDoubles; ++lane) result = Kind::join(result, value[line][lane]);
+    for (std::int64_t rest = i; rest < count; ++rest) result = Kind::take(result, x[line][rest]);
+    results[line] = result;
+  }
+}
+
+// Each reduction: what it starts with, how it takes an element in, and how it joins two results.
+// `four` makes the results of four lines at once: the additions of a single one would wait for each
+// other.
 
 template <typename Map>
 struct Sum {
   using State = double;
   static constexpr double kStart = 0.0;
-  static inline __attribute__((always_inline)) double take(double sum, double x) {
-    return sum + Map::of(x);
+  template <typename T, typename X>
+  CNN_ENGINE_INLINE static T take(T sum, X x) {
+    return sum + Map::of(static_cast<T>(x));
   }
-  static inline __attribute__((always_inline)) double join(double a, double b) { return a + b; }
-  static double line(const float* x, std::int64_t count) {
-    double sum = 0.0;
-#pragma omp simd reduction(+ : sum)
-    for (std::int64_t i = 0; i < count; ++i) sum += Map::of(x[i]);
-    return sum;
+  CNN_ENGINE_INLINE static double join(double a, double b) { return a + b; }
+  static void four(const float* const (&x)[4], std::int64_t count, double (&results)[4]) {
+    four_in_doubles<Sum>(x, count, results);
   }
 };
 
 struct Product {
   using State = double;
   static constexpr double kStart = 1.0;
-  static inline __attribute__((always_inline)) double take(double product, double x) {
-    return product * x;
+  template <typename T, typename X>
+  CNN_ENGINE_INLINE static T take(T product, X x) {
+    return product * static_cast<T>(x);
   }
-  static inline __attribute__((always_inline)) double join(double a, double b) { return a * b; }
-  static double line(const float* x, std::int64_t count) {
-    double product = 1.0;
-#pragma omp simd reduction(* : product)
-    for (std::int64_t i = 0; i < count; ++i) product *= x[i];
-    return product;
+  CNN_ENGINE_INLINE static double join(double a, double b) { return a * b; }
+  static void four(const float* const (&x)[4], std::int64_t count, double (&results)[4]) {
+    four_in_doubles<Product>(x, count, results);
   }
 };
 
@@ -60,20 +105,29 @@ template <int sign>
 struct Extreme {
   using State = float;
   static constexpr float kStart = sign * -__builtin_inff();
-  static inline __attribute__((always_inline)) float take(float best, float x) {
+  CNN_ENGINE_INLINE static float take(float best, float x) {
     return (sign * x > sign * best) | (x != x) ? x : best;
   }
-  static inline __attribute__((always_inline)) float join(float a, float b) { return take(a, b); }
-  static float line(const float* x, std::int64_t count) {
-    float best = -__builtin_inff();
-    int nan = 0;
-#pragma omp simd reduction(max : best) reduction(| : nan)
+  CNN_ENGINE_INLINE static float join(float a, float b) { return take(a, b); }
+  static void four(const float* const (&x)[4], std::int64_t count, float (&best)[4]) {
+    const float *p = x[0], *q = x[1], *r = x[2], *s = x[3];
+    float a = -__builtin_inff(), b = a, c = a, d = a;
+    int nan_a = 0, nan_b = 0, nan_c = 0, nan_d = 0;
+#pragma omp simd reduction(max : a, b, c, d) reduction(| : nan_a, nan_b, nan_c, nan_d)
     for (std::int64_t i = 0; i < count; ++i) {
-      const float value = sign * x[i];
-      best = value > best ? value : best;
-      nan |= value != value;
+      const float of_p = sign * p[i], of_q = sign * q[i], of_r = sign * r[i], of_s = sign * s[i];
+      a = of_p > a ? of_p : a;
+      b = of_q > b ? of_q : b;
+      c = of_r > c ? of_r : c;
+      d = of_s > d ? of_s : d;
+      nan_a |= of_p != of_p;
+      nan_b |= of_q != of_q;
+      nan_c |= of_r != of_r;
+      nan_d |= of_s != of_s;
     }
-    return nan ? __builtin_nanf("") : sign * best;
+    const float largest[4] = {a, b, c, d};
+    const int nan[4] = {nan_a, nan_b, nan_c, nan_d};
+    for (int i = 0; i < 4; ++i) best[i] = nan[i] ? __builtin_nanf("") : sign * largest[i];
   }
 };
 
@@ -94,6 +148,8 @@ double finish(Reduction reduction, double value, std::int64_t axis) {
 // Elements of a part of a long line: parts are shared out, and their results joined in order, so
 // that a single line keeps all threads busy.
 constexpr std::int64_t kPart = 1 << 16;
+// Elements of a line up to which four lines are reduced at once; a longer one is cut in four.
+constexpr std::int64_t kShortLine = 512;
 // Columns side by side that are reduced together.
 constexpr std::int64_t kColumns = 256;
 // Rows of many columns, such as the positions of an image, are reduced in so many pieces at most,
@@ -101,25 +157,49 @@ constexpr std::int64_t kColumns = 256;
 // piece comes to is little beside what it reads.
 constexpr std::int64_t kMostPieces = 8, kPiece = 1 << 13, kPieceRows = 16;
 
+// The result of a line that is long enough to be cut in four.
+template <typename Kind>
+typename Kind::State reduce_line(const float* x, std::int64_t count) {
+  const std::int64_t quarter = count / 4;
+  typename Kind::State of[4];
+  Kind::four({x, x + quarter, x + 2 * quarter, x + 3 * quarter}, quarter, of);
+  typename Kind::State value = Kind::join(Kind::join(of[0], of[1]), Kind::join(of[2], of[3]));
+  for (std::int64_t i = 4 * quarter; i < count; ++i) value = Kind::take(value, x[i]);
+  return value;
+}
+
+// Lines that are no longer than that are taken four at a time. The last of fewer is repeated: a
+// line's result depends neither on how many there are nor on how they are shared out.
+template <typename Kind>
+void reduce_short_lines(const float* x, float* y, const AxisShape& p, Reduction reduction,
+                        int threads) {
+  parallel_for((p.outer + 3) / 4, 4 * p.axis, threads, [=](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t o = 4 * begin; o < 4 * end && o < p.outer; o += 4) {
+      const int lines = p.outer - o < 4 ? static_cast<int>(p.outer - o) : 4;
+      const auto line = [&](int i) {
+        return x + (o + (i < lines ? i : lines - 1)) * p.axis;
+      };
+      typename Kind::State of[4];
+      Kind::four({line(0), line(1), line(2), line(3)}, p.axis, of);
+      for (int i = 0; i < lines; ++i) {
+        y[o + i] = static_cast<float>(finish(reduction, of[i], p.axis));
+      }
+    }
+  });
+}
+
 template <typename Kind>
 void reduce_lines(const float* x, float* y, const AxisShape& p, Reduction reduction, int threads) {
-  if (p.axis <= kPart) {
-    parallel_for(p.outer, p.axis, threads, [=](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t o = begin; o < end; ++o) {
-        y[o] = static_cast<float>(finish(reduction, Kind::line(x + o * p.axis, p.axis), p.axis));
-      }
-    });
-    return;
-  }
+  if (p.axis <= kShortLine) return reduce_short_lines<Kind>(x, y, p, reduction, threads);
   const std::int64_t parts = (p.axis + kPart - 1) / kPart;
   using State = typename Kind::State;
   const std::unique_ptr<State[]> results(new State[p.outer * parts]);
   State* const result = results.get();
-  parallel_for(p.outer * parts, kPart, threads, [=](std::int64_t begin, std::int64_t end) {
+  parallel_for(p.outer * parts, p.axis / parts, threads, [=](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t first = i % parts * kPart;
       const std::int64_t count = p.axis - first < kPart ? p.axis - first : kPart;
-      result[i] = Kind::line(x + i / parts * p.axis + first, count);
+      result[i] = reduce_line<Kind>(x + i / parts * p.axis + first, count);
     }
   });
   for (std::int64_t o = 0; o < p.outer; ++o) {

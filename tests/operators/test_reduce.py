@@ -113,6 +113,25 @@ def test_sums_of_large_numbers_keep_their_digits(device, rng):
     check_reduce(device, "mean", x)
 
 
+@pytest.mark.parametrize("axis", [3, 49, 512, 513, 3001])
+@pytest.mark.parametrize("name", ["mean", "prod", "max", "min"])
+def test_a_line_is_reduced_as_if_alone(instruction_set, rng, name, axis):
+    """By the same bits, however many lines there are: kernels take several at once."""
+    x = rng.uniform(0.9, 1.1, (7, axis, 1)).astype(np.float32)
+    x[3, axis // 2] = np.nan
+
+    def reduced(lines):
+        out = np.empty(len(lines), np.float32)
+        shape = _cpu.AxisShape(*lines.shape)
+        _cpu.reduce(lines.ctypes.data, out.ctypes.data, shape, getattr(_cpu.Reduction, name), 2)
+        return out
+
+    together = reduced(x)
+    assert np.isnan(together).nonzero()[0].tolist() == [3]
+    alone = [reduced(x[i : i + 1].copy()) for i in range(len(x))]
+    np.testing.assert_array_equal(together, np.concatenate(alone))
+
+
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("last", [True, False])
 @pytest.mark.parametrize("shape", [s for s in SHAPES if s[1]], ids=str)
