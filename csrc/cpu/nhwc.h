@@ -129,7 +129,7 @@ template <typename Lane>
 using TileFunction = void (*)(const TileOf<Lane>&);
 using NhwcTileFunction = TileFunction<Float32>;
 
-constexpr int kNhwcMostRows = 12;
+constexpr int kNhwcMostRows = 14;
 // Vectors of a tile: as many as one group of filters at least where registers are few.
 constexpr int kNhwcVectors = kRegisters == 32 ? 4 : 2;
 
@@ -305,11 +305,13 @@ CNN_ENGINE_INLINE Vec<W> load_some(const float* from, int count) {
   return value;
 }
 
-// Rows of a tile that fit the registers beside B weights and a value.
+// Rows of a tile that fit the registers beside B weights and a value; of one vector as many as half
+// of the usual rows of an image have.
 template <int B>
 constexpr int kNhwcRows = kRegisters == 32 ? (B == 4   ? 6
                                               : B == 3 ? 8
-                                                       : 12)
+                                              : B == 2 ? 12
+                                                       : 14)
                                            : (B == 2 ? 6 : 12);
 
 // Filters [begin, end) as blocks of vectors of one width: body(first filter, functions by rows,
@@ -347,9 +349,10 @@ CNN_ENGINE_INLINE void multiply_rows(TileOf<Lane>& tile, const TileFunction<Lane
                                      typename Lane::Output* y, int rows, Prefetch& prefetch,
                                      const typename Lane::Residual* residual) {
   for (int row = 0; row < rows;) {
-    const int left = rows - row, tiles = (left + most - 1) / most;
-    int count = (left + tiles - 1) / tiles;
-    while (!functions[count]) --count;
+    const int left = rows - row;
+    int tiles = (left + most - 1) / most;
+    while (!functions[(left + tiles - 1) / tiles]) ++tiles;
+    const int count = (left + tiles - 1) / tiles;
     // As many as leave tiles of a row less, where there are such.
     tile.tiles = functions[count - 1] ? left - tiles * (count - 1) : left / count;
     if (tile.tiles <= 0 || tile.tiles > tiles) tile.tiles = 1;

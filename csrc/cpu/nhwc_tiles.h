@@ -132,7 +132,7 @@ void nhwc_tile(const TileOf<Lane>& p) {
 }
 
 // Numbers of rows that there are tiles of.
-using NhwcRowCounts = std::integer_sequence<int, 1, 2, 3, 4, 5, 6, 8, 12>;
+using NhwcRowCounts = std::integer_sequence<int, 1, 2, 3, 4, 5, 6, 7, 8, 12, 14>;
 
 template <typename Lane, int W, int B, int... T>
 constexpr void fill_tiles(TileFunction<Lane> (&to)[kNhwcMostRows + 1],
