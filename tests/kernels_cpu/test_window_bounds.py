@@ -155,6 +155,24 @@ def test_engine(name):
         window_bounds.check(case, conv)
 
 
+@pytest.mark.parametrize("channels", [4, 8, 9, 16])
+def test_an_infinity_stays_in_its_group(instruction_set, rng, channels):
+    """However few channels a group has: the same windows of other groups stay finite."""
+    groups, side = 6, 15
+    x = rng.standard_normal((2, groups * channels, side, side)).astype(np.float32)
+    x[0, 2 * channels + 1, 7, 7] = np.inf
+    x[1, 3 * channels, 0, 14] = np.nan
+    weight = rng.standard_normal((groups * channels, channels, 3, 3)).astype(np.float32)
+    proto, inputs = one_node("Conv", [x, weight], known=(1,), pads=[1] * 4, group=groups)
+    with Engine(proto, device="cpu", threads=1) as engine:
+        (found,) = engine.run(inputs).values()
+    finite = np.isfinite(found)
+    wanted = np.ones_like(finite)
+    wanted[0, 2 * channels : 3 * channels, 6:9, 6:9] = False
+    wanted[1, 3 * channels : 4 * channels, 0:2, 13:15] = False
+    np.testing.assert_array_equal(finite, wanted)
+
+
 def pooled(x, weight, bias, *, padding, **_):
     """A network of one convolution and a pool."""
     top, left, bottom, right = padding
