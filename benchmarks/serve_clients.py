@@ -368,8 +368,8 @@ def table(clients: dict[str, dict[str, Any]]) -> list[str]:
     ]
     for name, _ in TRIES:
         found = [one["outcomes"].get(name, "-").partition(": ") for one in clients.values()]
-        told = dict.fromkeys(text.replace("|", "\\|") for _, _, text in found if text)
-        cells = [name, *(outcome for outcome, _, _ in found), "; ".join(told)]
+        reasons = dict.fromkeys(text.replace("|", "\\|") for _, _, text in found if text)
+        cells = [name, *(outcome for outcome, _, _ in found), "; ".join(reasons)]
         lines.append(f"| {' | '.join(cells)} |")
     left = {kind: one["not_tried"] for kind, one in clients.items() if one["not_tried"]}
     return [

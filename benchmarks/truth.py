@@ -276,8 +276,8 @@ def _kernel_names(factors: np.ndarray) -> tuple[bool, bool]:
         row = Row("layer", "conv", "s", runs[0], runs[-1], ratio, 0.0, "", "")
         pairs.append((row, statistics.predict(layer[:-1])))
     comparison.judge_family(pairs, comparison.THRESHOLD, count)
-    told = [row.verdict in (FASTER, SLOWER) for row, _ in pairs]
-    return any(told[1:]), told[0]
+    different = [row.verdict in (FASTER, SLOWER) for row, _ in pairs]
+    return any(different[1:]), different[0]
 
 
 # ---- the other tools ----

@@ -220,7 +220,7 @@ def repaired(tools: str, wheel: Path, output: Path, machine: str) -> Path:
         env={**os.environ, "PATH": path},
     )  # fmt: skip
     (found,) = places.iterdir()
-    if not runs_on(found.name, machine):
+    if not fits_machine(found.name, machine):
         sys.exit(fail(f"expected a wheel for glibc {GLIBC} or older, found {found.name}"))
     target = output / found.name
     found.replace(target)
@@ -230,7 +230,7 @@ def repaired(tools: str, wheel: Path, output: Path, machine: str) -> Path:
     return target
 
 
-def runs_on(name: str, machine: str) -> bool:
+def fits_machine(name: str, machine: str) -> bool:
     """Whether a wheel of this name runs on ``machine`` with glibc :data:`GLIBC`."""
     needs = re.findall(rf"manylinux_2_(\d+)_{machine}\b", name)
     return any(int(minor) <= int(GLIBC.split(".")[1]) for minor in needs)

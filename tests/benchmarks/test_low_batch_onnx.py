@@ -20,8 +20,8 @@ CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "Tensorrt
 
 @pytest.fixture
 def runtime(monkeypatch):
-    """Stands in for ONNX Runtime: ``there`` are its providers, ``runs_on`` what a session has."""
-    made = SimpleNamespace(there=[CUDA, TENSORRT, CPU], runs_on=[CUDA, CPU], sessions=[])
+    """Stands in for ONNX Runtime: ``there`` are its providers, ``used`` those of a session."""
+    made = SimpleNamespace(there=[CUDA, TENSORRT, CPU], used=[CUDA, CPU], sessions=[])
 
     class Options:
         def add_session_config_entry(self, name, value):
@@ -29,7 +29,7 @@ def runtime(monkeypatch):
 
     def session(path, options, providers):
         made.sessions.append((path, options, providers))
-        return SimpleNamespace(get_providers=lambda: made.runs_on)
+        return SimpleNamespace(get_providers=lambda: made.used)
 
     made.SessionOptions, made.InferenceSession = Options, session
     made.get_available_providers = lambda: made.there
@@ -45,7 +45,7 @@ def test_a_provider_that_is_not_there_is_named(runtime):
 
 
 def test_a_session_on_another_provider_takes_no_part(runtime):
-    runtime.runs_on = [CPU]
+    runtime.used = [CPU]
     with pytest.raises(UnsupportedError, match=f"expected {CUDA}, found {CPU}"):
         OnnxRuntime(MODEL, "tf32", "ort-cuda").compile(IMAGES)
 

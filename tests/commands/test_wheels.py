@@ -57,7 +57,7 @@ def test_an_interpreter_that_does_not_run_is_refused_before_anything_is_built(
     ],
 )
 def test_names_of_wheels_say_where_they_run(platform, machine, runs):
-    assert wheels.runs_on(f"cnn_engine-0.2.0-cp312-cp312-{platform}.whl", machine) is runs
+    assert wheels.fits_machine(f"cnn_engine-0.2.0-cp312-cp312-{platform}.whl", machine) is runs
 
 
 def test_another_machine_is_told_of_headers_and_of_names():

@@ -256,8 +256,8 @@ def test_repr_names_what_a_report_does():
         kernels = {layer.kernel for layer in result.layers if layer.kind in ("conv", "fc")}
         said = repr(engine)
         assert "winograd" in kernels
-        told = said.partition(": auto: ")[2].partition(", float32")[0]
-        assert set(told.split(", ")) == kernels
+        named = said.partition(": auto: ")[2].partition(", float32")[0]
+        assert set(named.split(", ")) == kernels
         page, lines = html.render([result]), text.render(result)
         for layer in result.layers:
             assert f">{layer.kernel}<" in page

@@ -1,4 +1,4 @@
-"""Arrays as they lie in memory in 16 bits, float16 or bfloat16, and who is told of what does not fit."""
+"""Arrays as they lie in memory in 16 bits, float16 or bfloat16, and the flag of what does not fit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cnn_engine import _cpu
 
 HALVES = ("float16", "bfloat16")
 STORED = ("float32", *HALVES)
-NO_ONE = _cpu.Overflow(0, 0)
+NO_FLAG = _cpu.Overflow(0, 0)
 
 
 def kind(storage_dtype: str):
@@ -68,8 +68,8 @@ class Output:
         return get(self._device, self.array, self._stored)
 
 
-class Told:
-    """Who is told of what does not fit: kernels are given ``overflow``."""
+class OverflowFlag:
+    """A flag that kernels set where a number does not fit: they are given ``overflow``."""
 
     def __init__(self) -> None:
         import cupy
@@ -78,8 +78,8 @@ class Told:
         self._word[0] = 0
         self.overflow = _cpu.Overflow(self._word.ctypes.data, 7)
 
-    def said(self) -> bool:
-        """Whether something was said since this was last asked."""
+    def is_set(self) -> bool:
+        """Whether a kernel has set it since this was last asked."""
         import cupy
 
         cupy.cuda.Device().synchronize()

@@ -47,7 +47,7 @@ def call(device, name: str, *arguments: Any, threads: int = 2) -> None:
         getattr(cuda_module.load(), name)(*passed, 0)
 
 
-NO_ONE = _cpu.Overflow(0, 0)
+NO_FLAG = _cpu.Overflow(0, 0)
 
 
 def images(array: Any, pitch: int | None = None, storage_dtype: str = "float32") -> tuple:
@@ -60,7 +60,7 @@ def images(array: Any, pitch: int | None = None, storage_dtype: str = "float32")
 def epilogue(
     bias: Any = 0,
     activation: tuple = NONE,
-    overflow: Any = NO_ONE,
+    overflow: Any = NO_FLAG,
     residual: tuple = images(None),
 ) -> tuple:
     """Returns an Epilogue as it is passed; the activation is a function and its two numbers."""

@@ -165,7 +165,15 @@ def case_of(case):
 
 
 def run(
-    case, compute_dtype, x, weight, bias, rank=0, activation=RELU, more=(0, 0), told=halves.NO_ONE
+    case,
+    compute_dtype,
+    x,
+    weight,
+    bias,
+    rank=0,
+    activation=RELU,
+    more=(0, 0),
+    overflow=halves.NO_FLAG,
 ):
     """Returns [N, K, OH / 2, OW / 2]; ``more``: of the pitches of x and y."""
     device, shape, kind = (
@@ -183,7 +191,7 @@ def run(
         ),
         packed(device, "conv2d_nhwc_wgmma", [weight], shape, kind),
         *images(out.array, storage_dtype=compute_dtype), shape, kind,
-        *epilogue(device.put(bias), activation, told), *launch(rank=rank),
+        *epilogue(device.put(bias), activation, overflow), *launch(rank=rank),
     )  # fmt: skip
     assert bool((out.array[..., k:] == untouched).all())
     return out.get()[..., :k].transpose(0, 3, 1, 2)
@@ -245,13 +253,13 @@ def test_results_past_float16_are_told_of_the_image_alone(hopper):
     """Of a place that is pooled with greater ones too, and of none beyond the image."""
     case = case_of((1, 8, 15, 9, 8, (1, 1, 1, 1)))
     x, weight = np.zeros((1, 8, 15, 9), np.float32), np.zeros((8, 8, 3, 3), np.float32)
-    told = halves.Told()
+    flag = halves.OverflowFlag()
     weight[3, 0, 0, 1] = 60000.0  # of the place above
     for row, wanted in ((13, True), (14, False)):
         x[:] = 0.0
         x[0, 0, row, 4] = 2.0
-        run(case, "float16", x, weight, None, told=told.overflow)
-        assert told.said() == wanted, row
+        run(case, "float16", x, weight, None, overflow=flag.overflow)
+        assert flag.is_set() == wanted, row
 
 
 @pytest.mark.gpu

@@ -168,7 +168,7 @@ def arrays(rng, shape, storage_dtype):
 
 def run(
     x, weight, bias=None, scale=None, shift=None, *, compute_dtype, floor=-math.inf, activation=NONE,
-    storage_dtype="float32", told=halves.NO_ONE,
+    storage_dtype="float32", overflow=halves.NO_FLAG,
 ):  # fmt: skip
     device = Device("cuda")
     (n, positions, channels), outputs = x.shape, len(weight)
@@ -179,7 +179,7 @@ def run(
         packed(device, "mean_linear", [weight], shape, outputs, kind),
         *values(out.array, storage_dtype), shape, outputs, kind,
         *prologue(device.put(scale), device.put(shift), floor=floor),
-        *epilogue(device.put(bias), activation, told),
+        *epilogue(device.put(bias), activation, overflow),
     )  # fmt: skip
     return out.get()
 
@@ -238,12 +238,12 @@ def test_the_same_bits_again(rng, clusters, compute_dtype):
 def test_means_past_float16_are_told_of(clusters):
     """A norm may make them of what is not."""
     x, weight = np.full((1, 4, 8), 60000, np.float32), np.ones((3, 8), np.float32)
-    told, two = halves.Told(), np.full(8, 2, np.float32)
-    run(x, weight, None, two, 0 * two, compute_dtype="bfloat16", told=told.overflow)
-    run(x, weight, None, two / 2, 0 * two, compute_dtype="float16", told=told.overflow)
-    assert not told.said()
-    run(x, weight, None, two, 0 * two, compute_dtype="float16", told=told.overflow)
-    assert told.said()
+    flag, two = halves.OverflowFlag(), np.full(8, 2, np.float32)
+    run(x, weight, None, two, 0 * two, compute_dtype="bfloat16", overflow=flag.overflow)
+    run(x, weight, None, two / 2, 0 * two, compute_dtype="float16", overflow=flag.overflow)
+    assert not flag.is_set()
+    run(x, weight, None, two, 0 * two, compute_dtype="float16", overflow=flag.overflow)
+    assert flag.is_set()
 
 
 @pytest.mark.gpu

@@ -349,16 +349,16 @@ def test_images_are_multiplied(rng, shape, storage_dtype, limits):
 def test_products_past_float16_are_told(rng, large, clamped):
     x, first, second, _ = arrays(rng, (2, 49, 64, 16), "float16")
     x[1, 7, 40] = 40000.0 if large else 4.0
-    device, told = Device("cuda"), halves.Told()
+    device, flag = Device("cuda"), halves.OverflowFlag()
     sizes, kind = _cpu.AxisShape(2, 49, 64), _cpu.ElementType.float16
     z = halves.Output(device, x.shape, "float16")
     call(
         device, "squeeze_excite_scale", *values(halves.put(device, x, "float16"), "float16"),
         packed(device, "squeeze_excite", [0 * first, second], sizes, 16, kind), z.array, sizes, 16, kind,
         *epilogue(), *epilogue(device.put(np.full(64, 3, np.float32))),
-        *epilogue(None, (Function.clip, -math.inf, 60000.0 if clamped else math.inf), told.overflow),
+        *epilogue(None, (Function.clip, -math.inf, 60000.0 if clamped else math.inf), flag.overflow),
     )  # fmt: skip
-    assert told.said() == (large and not clamped)
+    assert flag.is_set() == (large and not clamped)
 
 
 @pytest.mark.gpu

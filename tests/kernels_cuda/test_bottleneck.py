@@ -159,7 +159,7 @@ def arrays(rng, case):
 
 def run(
     case, x, window, last, given, compute_dtype, third=None, *, inner=RELU, outer=RELU, after=RELU,
-    told=halves.NO_ONE,
+    overflow=halves.NO_FLAG,
 ):  # fmt: skip
     """Returns what both convolutions make, and with a third one's weights and bias what it makes."""
     device, shape, outputs = Device("cuda"), shape_of(case, len(x)), len(last)
@@ -182,7 +182,7 @@ def run(
         *epilogue(
             device.put(biases[1]), outer, residual=images(added, storage_dtype=compute_dtype)
         ),
-        *epilogue(device.put(next_bias), after, told),
+        *epilogue(device.put(next_bias), after, overflow),
     )  # fmt: skip
     both = out.get(), reduced_out.get()
     return both[0] if third is None else both
@@ -314,11 +314,11 @@ def test_results_past_float16_are_told(rng, hopper, where):
     if where == "beyond":  # what reaches the last place from the row and the column past it
         given[0][5], x[0, -1, -1] = 0.0, 4.0
         window[5, 0, 0, 1:], window[5, 0, 1, 0] = 30000.0, 30000.0
-    told = halves.Told()
+    flag = halves.OverflowFlag()
     third = np.zeros((72, 80, 1, 1), np.float32), np.zeros(72, np.float32)
     third[0][7, 5] = 2.0 if where == "last" else 1.0
-    run(case, x, window, last, given, "float16", third, told=told.overflow)
-    assert told.said() == (where in ("between", "after", "last"))
+    run(case, x, window, last, given, "float16", third, overflow=flag.overflow)
+    assert flag.is_set() == (where in ("between", "after", "last"))
 
 
 @pytest.mark.gpu

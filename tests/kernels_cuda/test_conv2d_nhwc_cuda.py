@@ -155,7 +155,7 @@ OPERANDS = ("float32", "tf32", "float16", "bfloat16")
 
 def product(
     case, compute_dtype, x, weight, bias, *, planar=False, residual=None, before=(), activation=NONE,
-    more=(0, 0), storage_dtype=("float32",) * 3, told=halves.NO_ONE, rank=0,
+    more=(0, 0), storage_dtype=("float32",) * 3, overflow=halves.NO_FLAG, rank=0,
 ):  # fmt: skip
     """Calls the kernel.
 
@@ -184,7 +184,7 @@ def product(
         packed(device, "conv2d_nhwc", [weight], shape, planar, kind),
         *images(out, storage_dtype=storage_dtype[2]), shape, kind,
         *prologue(device.put(scale), device.put(shift), scale is not None and scale.ndim == 2, floor),
-        *epilogue(device.put(bias), activation, told, images(added, storage_dtype=storage_dtype[1])),
+        *epilogue(device.put(bias), activation, overflow, images(added, storage_dtype=storage_dtype[1])),
         *launch(device.put(np.full(workspace, 255), np.uint8) if workspace else None, rank=rank),
     )  # fmt: skip
     return channels_first(halves.get(device, out, storage_dtype[2]), k)
@@ -250,7 +250,7 @@ def test_who_asks_is_told_of_infinities_in_float16(rng):
     """Of finite sums past 65,504 alone, and only where y is float16."""
     case = (1, 64, 8, 8, 64, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)
     x, weight = np.ones((1, 64, 8, 8), np.float32), np.ones((64, 64, 1, 1), np.float32)
-    told = halves.Told()
+    flag = halves.OverflowFlag()
 
     def said(bias, compute_dtype="float16", storage_dtype=("float16",) * 3):
         found = product(
@@ -259,10 +259,10 @@ def test_who_asks_is_told_of_infinities_in_float16(rng):
             x,
             weight,
             np.full(64, bias, np.float32),
-            told=told.overflow,
+            overflow=flag.overflow,
             storage_dtype=storage_dtype,
         )
-        return told.said(), found.max()
+        return flag.is_set(), found.max()
 
     assert said(65440.0) == (False, 65504.0)
     assert said(65440.0 + 15.0) == (False, 65504.0)

@@ -87,7 +87,7 @@ def hopper():
 
 def product(
     case, compute_dtype, x, weight, bias, *, residual=None, activation=NONE, more=(0, 0), storage_dtype=None,
-    told=halves.NO_ONE, before=(None, None, -math.inf), rank=0, ready=0, holds=False,
+    overflow=halves.NO_FLAG, before=(None, None, -math.inf), rank=0, ready=0, holds=False,
 ):  # fmt: skip
     """Calls the kernel.
 
@@ -117,7 +117,7 @@ def product(
         *prologue(
             *map(device.put, before[:2]), before[0] is not None and before[0].ndim == 2, before[2]
         ),
-        *epilogue(device.put(bias), activation, told, images(added, storage_dtype=storage_dtype[1])),
+        *epilogue(device.put(bias), activation, overflow, images(added, storage_dtype=storage_dtype[1])),
         *launch(ready=ready, holds=holds, rank=rank),
     )  # fmt: skip
     return channels_first(halves.get(device, out, storage_dtype[2]), k)
@@ -391,10 +391,10 @@ def test_gelu_of_every_number(compute_dtype):
 def test_who_asks_is_told_of_infinities_in_float16():
     case = (1, 64, 8, 8, 64, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)
     x, weight = np.ones((1, 64, 8, 8), np.float32), np.ones((64, 64, 1, 1), np.float32)
-    told = halves.Told()
+    flag = halves.OverflowFlag()
     for bias, wanted in ((65440.0, False), (65456.0, True), (np.inf, False)):
-        product(case, "float16", x, weight, np.full(64, bias, np.float32), told=told.overflow)
-        assert told.said() == wanted
+        product(case, "float16", x, weight, np.full(64, bias, np.float32), overflow=flag.overflow)
+        assert flag.is_set() == wanted
 
 
 def test_all_types_are_taken_however_little_there_is_to_do():

@@ -124,7 +124,7 @@ def run(
     activation=NONE,
     more=(0, 0, 0),
     storage_dtype=None,
-    told=halves.NO_ONE,
+    overflow=halves.NO_FLAG,
     rank=0,
     ready=0,
     holds=False,
@@ -153,7 +153,8 @@ def run(
         packed(device, "conv2d_nhwc_wgmma_pair", weights, *shapes, beside, kind),
         *images(out, storage_dtype=storage_dtype[1]), *shapes, beside, kind,
         *epilogue(
-            device.put(np.concatenate(biases) if beside else sum(biases)) if bias else None, activation, told
+            device.put(np.concatenate(biases) if beside else sum(biases)) if bias else None,
+            activation, overflow
         ),
         *launch(ready=ready, holds=holds, rank=rank),
     )  # fmt: skip
@@ -250,12 +251,12 @@ def test_who_asks_is_told_of_sums_past_float16():
     """Of both together, which may fit where one does not."""
     cases = CASES["bottleneck"]
     both = [[0 * array for array in one] for one in drawn(np.random.default_rng(0), cases)]
-    told = halves.Told()
+    flag = halves.OverflowFlag()
     for values, wanted in (((40000, 40000), 1), ((40000, -40000), 0), ((80000, -20000), 0)):
         for (x, weight, _), value in zip(both, values, strict=True):
             x[:, 0], weight[:, 0] = 200, value / 200
-        run(cases, "float16", both, False, told=told.overflow)
-        assert told.said() == wanted
+        run(cases, "float16", both, False, overflow=flag.overflow)
+        assert flag.is_set() == wanted
 
 
 @pytest.mark.parametrize(

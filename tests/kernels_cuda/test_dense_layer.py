@@ -156,7 +156,7 @@ def arrays(rng, case, whole=False):
 
 
 def run(
-    case, given, compute_dtype="float16", *, floor=0.0, inner=NONE, outer=RELU, told=halves.NO_ONE,
+    case, given, compute_dtype="float16", *, floor=0.0, inner=NONE, outer=RELU, overflow=halves.NO_FLAG,
     holds=True, more=16,
 ):  # fmt: skip
     """Returns y and z; x and y are columns of one array, with ``more`` behind them."""
@@ -179,7 +179,7 @@ def run(
         *images(block[..., before:], pitch, compute_dtype), *images(out.array, storage_dtype=compute_dtype),
         packed(device, "dense_layer", [window, last], *how, kind), *how, kind,
         *prologue(device.put(scale), device.put(shift), floor=floor),
-        *epilogue(device.put(first_bias), inner), *epilogue(device.put(bias), outer, told),
+        *epilogue(device.put(first_bias), inner), *epilogue(device.put(bias), outer, overflow),
         *launch(ready=ready, holds=holds),
     )  # fmt: skip
     found = halves.get(device, block, compute_dtype)
@@ -290,9 +290,9 @@ def test_results_past_float16_are_told(rng, hopper, where):
     last[9, 64 + 3] = 2.0 if where == "next" else 1.0
     if where == "beyond":  # what the last row's places would give the row past it
         e[0, 12], window[3, 0, 0] = 4.0, 30000.0
-    told = halves.Told()
-    run(case, given, told=told.overflow)
-    assert told.said() == (where in ("first", "next"))
+    flag = halves.OverflowFlag()
+    run(case, given, overflow=flag.overflow)
+    assert flag.is_set() == (where in ("first", "next"))
 
 
 @pytest.mark.gpu

@@ -133,7 +133,7 @@ def shape_of(case, side=7, stride=1):
     return _cpu.Conv2dShape(n, c, h, w, c, side, side, stride, stride, *[side // 2] * 4, 1, 1, c)
 
 
-def run(case, x, weight, bias, scale, shift, kept="float32", overflow=halves.NO_ONE, **other):
+def run(case, x, weight, bias, scale, shift, kept="float32", overflow=halves.NO_FLAG, **other):
     n, c, _, _ = case
     device, shape = Device("cuda"), shape_of(case, **other)
     own = halves.put(device, np.full(weight.size, np.nan, np.float32), kept)
@@ -233,12 +233,12 @@ def test_nan_and_infinities_reach_the_places_whose_windows_they_are_in(rng, hopp
 @pytest.mark.gpu
 def test_results_past_float16_are_told(rng, hopper):
     case = (1, 64, 3, 7)
-    given, told = arrays(rng, case, "float16"), halves.Told()
-    run(case, *given, "float16", told.overflow)
-    assert not told.said()
+    given, flag = arrays(rng, case, "float16"), halves.OverflowFlag()
+    run(case, *given, "float16", flag.overflow)
+    assert not flag.is_set()
     given[3] *= np.float32(1e6)
-    run(case, *given, "float16", told.overflow)
-    assert told.said()
+    run(case, *given, "float16", flag.overflow)
+    assert flag.is_set()
 
 
 @pytest.mark.gpu

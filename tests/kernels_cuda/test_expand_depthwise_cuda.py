@@ -141,7 +141,7 @@ def test_engines_expand_where_images_lie_in_16_bits(monkeypatch, dtype):
 
 
 def run(
-    case, x, first, second, biases, compute_dtype, *, inner=NONE, outer=NONE, told=halves.NO_ONE, parts=0
+    case, x, first, second, biases, compute_dtype, *, inner=NONE, outer=NONE, overflow=halves.NO_FLAG, parts=0
 ):  # fmt: skip
     device, (_, shape) = Device("cuda"), shapes_of(case, len(x))
     kind, channels = getattr(_cpu.ElementType, compute_dtype), x.shape[3]
@@ -151,7 +151,7 @@ def run(
         device, "expand_depthwise", halves.put(device, x, compute_dtype),
         packed(device, "expand_depthwise", [first, second], shape, channels, kind),
         out.array, means if parts else None, shape, channels, kind,
-        *epilogue(device.put(biases[0]), inner), *epilogue(device.put(biases[1]), outer, told),
+        *epilogue(device.put(biases[0]), inner), *epilogue(device.put(biases[1]), outer, overflow),
     )  # fmt: skip
     device.check_guards(around)
     y = out.get()
@@ -260,9 +260,9 @@ def test_results_past_float16_are_told(rng, hopper, where):
     x, first, second, *biases = (0 * array for array in arrays(rng, case))
     biases[0][5] = 70000.0 if where == "between" else 40000.0
     second[5, 0, 1, 1] = 2.0 if where == "after" else 1.0
-    told = halves.Told()
-    run(case, x, first, second, biases, "float16", told=told.overflow)
-    assert told.said() == (where != "nowhere")
+    flag = halves.OverflowFlag()
+    run(case, x, first, second, biases, "float16", overflow=flag.overflow)
+    assert flag.is_set() == (where != "nowhere")
 
 
 @pytest.mark.gpu

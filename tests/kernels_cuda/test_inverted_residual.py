@@ -173,7 +173,7 @@ def record(case, *functions, adds=None):
     return regions.inverted_residual(first, second, third, added if adds is None else adds)
 
 
-def run(case, given, compute_dtype, functions=(NONE, NONE, NONE), told=halves.NO_ONE):
+def run(case, given, compute_dtype, functions=(NONE, NONE, NONE), overflow=halves.NO_FLAG):
     device, (x, *weights), biases = Device("cuda"), given[:4], given[4:]
     how, kind = shape_of(case, len(x)), getattr(_cpu.ElementType, compute_dtype)
     shape, _, filters, _ = how
@@ -182,7 +182,7 @@ def run(case, given, compute_dtype, functions=(NONE, NONE, NONE), told=halves.NO
         device, "inverted_residual", halves.put(device, x, compute_dtype),
         packed(device, "inverted_residual", weights, *how, kind), out.array, *how, case[-1], kind,
         *(part for bias, one in zip(biases, functions, strict=True)
-          for part in epilogue(device.put(bias), one, told)),
+          for part in epilogue(device.put(bias), one, overflow)),
     )  # fmt: skip
     return out.get()
 
@@ -275,9 +275,9 @@ def test_results_past_float16_are_told(rng, hopper, where):
     given[4 + ["first", "second", "third", "nowhere"].index(where) % 3][5] = 70000.0
     if where == "nowhere":
         given[4][5] = 60000.0
-    told = halves.Told()
-    run(case, given, "float16", told=told.overflow)
-    assert told.said() == (where != "nowhere")
+    flag = halves.OverflowFlag()
+    run(case, given, "float16", overflow=flag.overflow)
+    assert flag.is_set() == (where != "nowhere")
 
 
 @pytest.mark.gpu

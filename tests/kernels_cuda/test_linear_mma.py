@@ -26,12 +26,12 @@ def tensor_cores():
     targets.need(MMA_FLOAT16)
 
 
-def run(x, weight, bias=None, activation=NONE, told=halves.NO_ONE):
+def run(x, weight, bias=None, activation=NONE, overflow=halves.NO_FLAG):
     device, shape = Device("cuda"), _cpu.LinearShape(len(x), weight.shape[1], len(weight))
     out, memory = guarded(device, (len(x), len(weight)), np.float32)
     call(
         device, "linear_mma", device.put(x), packed(device, "linear_mma", [weight], shape), out, shape,
-        *epilogue(device.put(bias), activation, told),
+        *epilogue(device.put(bias), activation, overflow),
     )  # fmt: skip
     check_guards(device, memory, np.float32)
     return device.get(out)
@@ -60,12 +60,12 @@ def test_operands_are_rounded_once(rng, tensor_cores):
 
 @pytest.mark.gpu
 def test_what_float16_does_not_hold_is_told(tensor_cores):
-    told, weight = halves.Told(), np.ones((4, 40), np.float32)
+    flag, weight = halves.OverflowFlag(), np.ones((4, 40), np.float32)
     for value, past in ((65504.0, False), (70000.0, True), (np.inf, False)):
         x = np.zeros((3, 40), np.float32)
         x[2, 39] = value
-        found = run(x, weight, told=told.overflow)
-        assert told.said() == past
+        found = run(x, weight, overflow=flag.overflow)
+        assert flag.is_set() == past
         assert not found[:2].any()
 
 

@@ -140,7 +140,7 @@ def arrays(rng, case):
     return [rng.uniform(-1, 1, shape).astype(np.float32) for shape in shapes]
 
 
-def run(case, x, first, second, given, compute_dtype, *, outer=NONE, told=halves.NO_ONE):
+def run(case, x, first, second, given, compute_dtype, *, outer=NONE, overflow=halves.NO_FLAG):
     """Returns what both products make."""
     device, shape, outputs = Device("cuda"), shape_of(case, len(x)), len(second)
     kind = getattr(_cpu.ElementType, compute_dtype)
@@ -155,7 +155,7 @@ def run(case, x, first, second, given, compute_dtype, *, outer=NONE, told=halves
     call(
         device, "mlp", halves.put(device, x, storage_dtype), packed, out, shape, outputs, kind,
         *epilogue(device.put(biases[0]), (_cpu.UnaryFunction.gelu, 0, 0)),
-        *epilogue(device.put(biases[1]), outer, told, images(added, storage_dtype=storage_dtype)),
+        *epilogue(device.put(biases[1]), outer, overflow, images(added, storage_dtype=storage_dtype)),
     )  # fmt: skip
     check_guards(device, memory, dtype)
     return halves.get(device, out, storage_dtype)
@@ -272,8 +272,8 @@ def test_results_past_float16_are_told(rng, hopper, where):
     if where == "infinite":  # as it was before, which is no news
         x[0, 1, 2, 7], first[9, 7] = np.inf, 1.0
     word = Device("cuda").put(np.zeros(1, np.int32), np.int32)
-    told = _cpu.Overflow(word.data.ptr, 7)
-    run(case, x, first, second, given, "float16", told=told)
+    overflow = _cpu.Overflow(word.data.ptr, 7)
+    run(case, x, first, second, given, "float16", overflow=overflow)
     assert int(word[0]) == (7 if where in ("between", "after") else 0)
 
 

@@ -152,11 +152,11 @@ def test_a_number_past_float16_and_a_pole_are_reported(rng, inner):
         (pole, [np.full(shape, -1.0, np.float32)], 0.0),
     ):
         types = ["float16"] * (len(arrays) + 1)
-        for value, told in ((1.0, 0), (bad, 7)):
+        for value, code in ((1.0, 0), (bad, 7)):
             word = device.put(np.zeros(4, np.int32), np.int32)
             arrays[0][0, 0, 2, inner - 1] = value
             run(op, arrays, shape, types, word=address(word))
-            assert device.get(word)[0] == told
+            assert device.get(word)[0] == code
 
 
 @pytest.mark.gpu

@@ -61,7 +61,7 @@ def arrays(rng, case):
     return [rng.standard_normal(one).astype(np.float32) for one in made]
 
 
-def run(case, given, compute_dtype, function=RELU, more=0, told=halves.NO_ONE):
+def run(case, given, compute_dtype, function=RELU, more=0, overflow=halves.NO_FLAG):
     device, (x, weight, bias) = Device("cuda"), given
     shape, pool = shapes_of(case)
     kind, k = getattr(_cpu.ElementType, compute_dtype), case[4]
@@ -71,7 +71,7 @@ def run(case, given, compute_dtype, function=RELU, more=0, told=halves.NO_ONE):
         device, "stem_pool", device.put(x),
         packed(device, "conv2d_nhwc_wgmma_planar", [weight], shape, kind),
         *images(out.array, storage_dtype=compute_dtype), shape, pool, kind,
-        *epilogue(device.put(bias), function, told),
+        *epilogue(device.put(bias), function, overflow),
     )  # fmt: skip
     assert bool((out.array[..., k:] == untouched).all())
     return out.get()[..., :k]
@@ -166,11 +166,11 @@ def test_what_is_past_float16_is_told(rng, hopper, where):
     if where == "image":
         x[1, 2, 20, 30] = 70000.0
     bias[39] = 70000.0 if where == "result" else 60000.0
-    told = halves.Told()
-    run(case, [x, weight, bias], "float16", told=told.overflow)
-    assert told.said() == (where != "nowhere")
-    run(case, [x, weight, bias], "bfloat16", told=told.overflow)
-    assert not told.said()
+    flag = halves.OverflowFlag()
+    run(case, [x, weight, bias], "float16", overflow=flag.overflow)
+    assert flag.is_set() == (where != "nowhere")
+    run(case, [x, weight, bias], "bfloat16", overflow=flag.overflow)
+    assert not flag.is_set()
 
 
 @pytest.mark.gpu

@@ -62,7 +62,7 @@ def test_unary(rng, size, types):
             types,
             size,
             _cpu.Activation(function, 0, 0),
-            halves.NO_ONE,
+            halves.NO_FLAG,
         )
         same(found, wanted, types[1])
 
@@ -88,7 +88,7 @@ def test_binary(rng, shapes, types):
             (_cpu.BinaryFunction.add, np.add),
             (_cpu.BinaryFunction.mul, np.multiply),
         ):
-            found = run("binary_stored", inputs, shape, types, taken, function, halves.NO_ONE)
+            found = run("binary_stored", inputs, shape, types, taken, function, halves.NO_FLAG)
             assert np.array_equal(found, halves.rounded(of(x, y), types[1]))
 
 
@@ -100,7 +100,7 @@ def test_affine_channel(rng, shape, types):
     parameters = [(a, None) for a in (center, scale, shift)]
     found = run(
         "affine_channel_stored", [(x, types[0]), *parameters], shape, types,
-        _cpu.ChannelShape(*shape, 1), halves.NO_ONE,
+        _cpu.ChannelShape(*shape, 1), halves.NO_FLAG,
     )  # fmt: skip
     sizes = (abs(x) + abs(center)) * abs(scale) + abs(shift)
     same(found, (x.astype(np.float64) - center) * scale + shift, types[1], sizes)
@@ -119,7 +119,7 @@ def test_normalize_rows(rng, shape, types, centered):
     for parameters in ((scale, shift), (None, None)):
         found = run(
             "normalize_rows_stored", [(x, types[0]), *((a, None) for a in parameters)], shape, types,
-            _cpu.NormalizeRowsShape(shape[0], 1, shape[1], 1, 1e-5, centered), halves.NO_ONE,
+            _cpu.NormalizeRowsShape(shape[0], 1, shape[1], 1, 1e-5, centered), halves.NO_FLAG,
         )  # fmt: skip
         ends = wanted if parameters[0] is None else wanted * scale + shift
         sizes = 8 * (abs(wanted) + 1) * (1 if parameters[0] is None else abs(scale)) + abs(ends)
@@ -137,7 +137,7 @@ def test_mean(rng, shape, types):
     x = halves.rounded(rng.standard_normal(shape) + 1, types[0])
     wanted = x.astype(np.float64).mean(1)
     outer, _, inner = shape
-    arguments = _cpu.AxisShape(*shape), halves.NO_ONE
+    arguments = _cpu.AxisShape(*shape), halves.NO_FLAG
     found = run("mean_stored", [(x, types[0])], (outer, inner), types, *arguments)
     same(found, wanted, types[1], 4 * abs(x).mean(1))
     again = run("mean_stored", [(x, types[0])], (outer, inner), types, *arguments)
@@ -150,5 +150,5 @@ def test_two_types_of_16_bits_are_refused():
     relu = _cpu.Activation(_cpu.UnaryFunction.relu, 0, 0)
     with pytest.raises(ValueError, match="expected one type beside float32, found float16 and"):
         call(
-            device, "unary_stored", *values(x, "float16"), *values(x, "bfloat16"), 4, relu, halves.NO_ONE
+            device, "unary_stored", *values(x, "float16"), *values(x, "bfloat16"), 4, relu, halves.NO_FLAG
         )  # fmt: skip

@@ -309,19 +309,19 @@ def test_numbers_of_functions_and_lost_weights_are_looked_at(fake):
 
 def test_words_are_used_again_and_told_of_once(fake):
     device = fake_cuda.FakeCuda(True)
-    told = reduced_precision.Overflows(device)
-    told.of("first")
-    told.of("second")
-    told.check()
-    told._word[0] = 2
+    overflows = reduced_precision.Overflows(device)
+    overflows.of("first")
+    overflows.of("second")
+    overflows.check()
+    overflows._word[0] = 2
     with pytest.raises(
         UnsupportedError, match="float16: node second: expected results of at most 65504"
     ):
-        told.check()
-    told.check()
-    word = told._word
+        overflows.check()
+    overflows.check()
+    word = overflows._word
     word[0] = 1
-    del told
+    del overflows
     again = reduced_precision.Overflows(device)
     assert again._word is word
     again.check()

@@ -318,8 +318,8 @@ def test_layers_have_a_verdict_by_five_runs_and_not_before(rng):
     for _ in range(40):
         rows = comparison.compare(base, layered(rng, 50, slower=20.0), repeats=repeats).steps
         right += rows[0].verdict == SLOWER
-        told = [row for row in rows[1:] if row.verdict in (FASTER, SLOWER)]
-        wrong += bool(told)
+        decided = [row for row in rows[1:] if row.verdict in (FASTER, SLOWER)]
+        wrong += bool(decided)
         pointwise += any(row.ratio.low > 1.03 or row.ratio.high < 1 / 1.03 for row in rows[1:])
     assert wrong <= 6
     assert right >= 36

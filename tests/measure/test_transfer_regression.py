@@ -103,11 +103,11 @@ def test_a_straight_line_has_no_break_under_any_noise(rng, noise):
 def test_neighbours_that_correlate_are_told(rng):
     line = 2e-5 + SLOPE * BATCHES
     slow = line * (1 + 0.03 * noise_of(256, 0.9, rng))
-    told = [
+    correlations = [
         regression.fit_pieces(BATCHES, times).correlation for times in (slow, two_pieces(BATCHES))
     ]
-    assert told[0] > 0.5
-    assert told[1] is None
+    assert correlations[0] > 0.5
+    assert correlations[1] is None
     chance = sum(
         regression.fit_pieces(
             BATCHES[:40], line[:40] * (1 + 0.03 * rng.standard_normal(40))
@@ -265,13 +265,13 @@ def test_correlated_neighbours_seldom_make_a_break(rng, sizes, correlation):
     """Taken as independent, nine straight lines in ten with 0.9, and half of those with 0.6, get one."""
     batches = np.arange(1.0, 5 * sizes, 5)
     line = 2e-5 + 4e-7 * batches
-    told = held = 0
+    breaks = held = 0
     for _ in range(30):
         times = line * (1 + 0.03 * noise_of(sizes, correlation, rng))
-        told += regression.fit_pieces(batches, times).break_batch is not None
+        breaks += regression.fit_pieces(batches, times).break_batch is not None
         low, high = regression.fit_line(batches, times).slope_interval_s_per_image
         held += low <= 4e-7 <= high
-    assert told <= 7
+    assert breaks <= 7
     assert held >= 20
 
 
