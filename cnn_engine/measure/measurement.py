@@ -74,32 +74,9 @@ def profile(
 ) -> Result:
     """Returns the result of ``engine`` on ``images``; see :meth:`cnn_engine.Engine.profile`."""
     watch = environment.Stopwatch()
-    dataset = {"name": "array", "source": "given as arrays"}
-    notes = []
-    given = images if isinstance(images, Dataset) else None
-    if given is not None:
-        dataset = {"name": given.name, "source": given.source}
-        notes = [given.note] if given.note else []
-        images, labels = given.images, given.labels if labels is None else labels
     form = engine.form
-    if form.sizes_of is not None:
-        wanted = "an engine for one size, which input_shape= says"
-        raise expected("engine", wanted, f"{engine.network.name} of any size")
-    if isinstance(images, Mapping):
-        images = engine.samples(images)
-    elif not isinstance(images, Samples):
-        found = engine.check_images(images)
-        if found.device != arrays.CPU:
-            raise InputError("images: expected host memory to profile, found a CUDA device's")
-        images = (
-            found.array if form.is_images_to_rows else engine.samples({form.inputs[0].name: images})
-        )
+    given, images, labels, notes = _given(engine, images, labels)
     count = len(images)
-    if labels is not None and not form.is_of_rows:
-        notes.append("labels: left out, for the network does not give one row of numbers per image")
-        labels = None
-    if labels is not None and np.shape(labels) != (count,):
-        raise InputError(f"labels: expected shape [{count}], found {list(np.shape(labels))}")
     rest = given.rest if given is not None else None
     size = engine.batch_size(batch, count, images.dtype)
     if probabilities is None:
@@ -127,7 +104,11 @@ def profile(
         environment=environment.describe(engine.device),
         network=engine.network.name,
         weights=engine.weights_source,
-        dataset={**dataset, "images": count},
+        dataset={
+            "name": "array" if given is None else given.name,
+            "source": "given as arrays" if given is None else given.source,
+            "images": count,
+        },
         device=engine.device.name,
         device_name=engine.device.model,
         variant=engine.choice.variant,
@@ -157,29 +138,82 @@ def profile(
         result.notes += _replayed(plan)
     result.environment.update(environment.state(engine.device, load_average))
     if result.images_done:
-        start = perf_counter()
-        done = result.images_done
-        of_classes = form.is_of_rows
-        if isinstance(probabilities, Samples) and of_classes:
-            (probabilities,) = probabilities.arrays.values()
-        if labels is not None:
-            result.accuracy = accuracy.count(probabilities[:done], labels[:done])
-        if rest is not None and not result.interrupted:
-            more = probabilities[count:] if of_classes else ()
-            _finish(result, engine, rest, more, progress)
-        if labels is not None:
-            engine.phases.accuracy_s = perf_counter() - start
-        if given is not None and given.files is not None and of_classes:
-            result.predictions = accuracy.predictions(
-                probabilities[:done],
-                None if labels is None else labels[:done],
-                given.files,
-                given.classes,
-            )
+        _evaluate(result, engine, given, labels, probabilities, count, progress)
     if engine.workload is not None and engine.workload.report_lines is not None:
         result.extra_lines = engine.workload.report_lines(result)
     result.duration_s = watch.seconds
     return result
+
+
+def _given(
+    engine: Engine,
+    images: np.ndarray | Samples | Mapping[str, np.ndarray] | Dataset,
+    labels: np.ndarray | None,
+) -> tuple[Dataset | None, np.ndarray | Samples, np.ndarray | None, list[str]]:
+    """Returns the data set where there is one, the images, their labels, and notes for the report.
+
+    Raises:
+        InputError: they do not fit the network, or are not in host memory.
+    """
+    notes = []
+    given = images if isinstance(images, Dataset) else None
+    if given is not None:
+        notes = [given.note] if given.note else []
+        images, labels = given.images, given.labels if labels is None else labels
+    form = engine.form
+    if form.sizes_of is not None:
+        wanted = "an engine for one size, which input_shape= says"
+        raise expected("engine", wanted, f"{engine.network.name} of any size")
+    if isinstance(images, Mapping):
+        images = engine.samples(images)
+    elif not isinstance(images, Samples):
+        found = engine.check_images(images)
+        if found.device != arrays.CPU:
+            raise InputError("images: expected host memory to profile, found a CUDA device's")
+        images = (
+            found.array if form.is_images_to_rows else engine.samples({form.inputs[0].name: images})
+        )
+    count = len(images)
+    if labels is not None and not form.is_of_rows:
+        notes.append("labels: left out, for the network does not give one row of numbers per image")
+        labels = None
+    if labels is not None and np.shape(labels) != (count,):
+        raise InputError(f"labels: expected shape [{count}], found {list(np.shape(labels))}")
+    return given, images, labels, notes
+
+
+def _evaluate(
+    result: Result,
+    engine: Engine,
+    given: Dataset | None,
+    labels: np.ndarray | None,
+    probabilities: np.ndarray | Samples,
+    count: int,
+    progress: Any,
+) -> None:
+    """Adds the accuracy to a result, and the predictions of files.
+
+    Args:
+        count: images in memory; the rest of a data set is predicted here.
+    """
+    start, done = perf_counter(), result.images_done
+    of_classes = engine.form.is_of_rows
+    if isinstance(probabilities, Samples) and of_classes:
+        (probabilities,) = probabilities.arrays.values()
+    if labels is not None:
+        result.accuracy = accuracy.count(probabilities[:done], labels[:done])
+    if given is not None and given.rest is not None and not result.interrupted:
+        more = probabilities[count:] if of_classes else ()
+        _finish(result, engine, given.rest, more, progress)
+    if labels is not None:
+        engine.phases.accuracy_s = perf_counter() - start
+    if given is not None and given.files is not None and of_classes:
+        result.predictions = accuracy.predictions(
+            probabilities[:done],
+            None if labels is None else labels[:done],
+            given.files,
+            given.classes,
+        )
 
 
 def _finish(result: Result, engine: Engine, rest: Rest, rows: np.ndarray, progress: Any) -> None:
