@@ -95,157 +95,175 @@ async def infer(
     return model, protocol.answers(request, found, model.labels, served.regions)
 
 
-def application(served: Served) -> Starlette:
-    """Returns the ASGI application."""
-    models, regions = served.models, served.regions
-    bounds = served.largest, served.upload_s
+class _Endpoints:
+    """The answers to requests: each method takes one and returns JSON, or a response."""
 
-    def endpoint(
-        handle: Callable[[HttpRequest], Awaitable[Any]],
-    ) -> Callable[[HttpRequest], Awaitable[Response]]:
-        async def answer(request: HttpRequest) -> Response:
-            try:
-                found = await handle(request)
-            except Exception as error:
-                refused = refusal(error)
-                return _json({"error": str(refused)}, refused.status)
-            return found if isinstance(found, Response) else _json(found)
+    def __init__(self, served: Served) -> None:
+        self._served, self._bounds = served, (served.largest, served.upload_s)
 
-        return answer
+    def _model_of(self, request: HttpRequest) -> ServedModel:
+        asked = request.path_params
+        return self._served.models.get(asked["name"], asked.get("version", ""))
 
-    def model_of(request: HttpRequest) -> ServedModel:
-        return models.get(request.path_params["name"], request.path_params.get("version", ""))
-
-    async def live(_: HttpRequest) -> Response:
+    async def live(self, _: HttpRequest) -> Response:
         return Response()
 
-    async def ready(_: HttpRequest) -> Response:
-        return Response(status_code=200 if models.ready() else HTTPStatus.SERVICE_UNAVAILABLE)
+    async def ready(self, _: HttpRequest) -> Response:
+        return Response(
+            status_code=200 if self._served.models.ready() else HTTPStatus.SERVICE_UNAVAILABLE
+        )
 
-    async def server_metadata(_: HttpRequest) -> Any:
+    async def server_metadata(self, _: HttpRequest) -> Any:
         return {"name": "cnn_engine", "version": __version__, "extensions": protocol.EXTENSIONS}
 
-    async def model_metadata(request: HttpRequest) -> Any:
-        return model_of(request).metadata()
+    async def model_metadata(self, request: HttpRequest) -> Any:
+        return self._model_of(request).metadata()
 
-    async def model_ready(request: HttpRequest) -> Response:
-        model_of(request)
+    async def model_ready(self, request: HttpRequest) -> Response:
+        self._model_of(request)
         return Response()
 
-    async def model_config(request: HttpRequest) -> Any:
-        return model_of(request).config()
+    async def model_config(self, request: HttpRequest) -> Any:
+        return self._model_of(request).config()
 
-    async def statistics(request: HttpRequest) -> Any:
-        found = [model_of(request)] if "name" in request.path_params else models.models()
+    async def statistics(self, request: HttpRequest) -> Any:
+        found = (
+            [self._model_of(request)]
+            if "name" in request.path_params
+            else self._served.models.models()
+        )
         return {"model_stats": [m.statistics.described(m.name, m.version) for m in found]}
 
-    async def model_infer(request: HttpRequest) -> Response:
-        served.arrived(request.scope["client"])
-        model = model_of(request)
-        json_length, body = await read_body(request, *bounds)
-        parts = body[:json_length], body[json_length:], regions, model.reads_in_place
+    async def model_infer(self, request: HttpRequest) -> Response:
+        self._served.arrived(request.scope["client"])
+        model = self._model_of(request)
+        json_length, body = await read_body(request, *self._bounds)
+        parts = body[:json_length], body[json_length:], self._served.regions, model.reads_in_place
         if json_length > LONG_JSON:
             asked = await asyncio.to_thread(request_of, *parts)
         else:
             asked = request_of(*parts)
-        return _answered(asked, *await infer(served, model, asked))
+        return _answered(asked, *await infer(self._served, model, asked))
 
-    async def index(request: HttpRequest) -> Any:
-        asked = await read_object(request, *bounds)
-        return models.index(asked.get("ready") is True)
+    async def index(self, request: HttpRequest) -> Any:
+        asked = await read_object(request, *self._bounds)
+        return self._served.models.index(asked.get("ready") is True)
 
-    async def load(request: HttpRequest) -> Response:
-        asked = await read_object(request, *bounds)
+    async def load(self, request: HttpRequest) -> Response:
+        asked = await read_object(request, *self._bounds)
         if asked.get("parameters"):
             raise invalid("parameters", "none: files come from the server's folder", "some")
-        await asyncio.to_thread(models.load, request.path_params["name"])
+        await asyncio.to_thread(self._served.models.load, request.path_params["name"])
         return Response()
 
-    async def unload(request: HttpRequest) -> Response:
-        await asyncio.to_thread(models.unload, request.path_params["name"])
+    async def unload(self, request: HttpRequest) -> Response:
+        await asyncio.to_thread(self._served.models.unload, request.path_params["name"])
         return Response()
 
-    async def region_status(request: HttpRequest) -> Any:
-        return regions.status(request.path_params.get("name", ""))
+    async def region_status(self, request: HttpRequest) -> Any:
+        return self._served.regions.status(request.path_params.get("name", ""))
 
-    async def region_register(request: HttpRequest) -> Response:
-        asked = await read_object(request, *bounds)
+    async def region_register(self, request: HttpRequest) -> Response:
+        asked = await read_object(request, *self._bounds)
         key, offset, size = asked.get("key"), asked.get("offset", 0), asked.get("byte_size")
         if not isinstance(key, str) or type(offset) is not int or type(size) is not int:
             raise invalid("body", "key, offset and byte_size", str(asked)[:200])
-        regions.register(request.path_params["name"], key, offset, size)
+        self._served.regions.register(request.path_params["name"], key, offset, size)
         return Response()
 
-    async def region_unregister(request: HttpRequest) -> Response:
-        regions.unregister(request.path_params.get("name", ""))
+    async def region_unregister(self, request: HttpRequest) -> Response:
+        self._served.regions.unregister(request.path_params.get("name", ""))
         return Response()
 
-    def unsupported(name: str) -> Callable[[HttpRequest], Awaitable[Response]]:
-        async def refuse(_: HttpRequest) -> Response:
-            raise not_implemented(name)
-
-        return refuse
-
-    async def nothing_to_unregister(_: HttpRequest) -> Response:
+    async def nothing_to_unregister(self, _: HttpRequest) -> Response:
         return Response()
 
-    async def no_regions(_: HttpRequest) -> Any:
+    async def no_regions(self, _: HttpRequest) -> Any:
         return []
 
-    async def read_metrics(_: HttpRequest) -> Response:
-        return Response(metrics.text(models), media_type=metrics.CONTENT_TYPE)
+    async def read_metrics(self, _: HttpRequest) -> Response:
+        return Response(metrics.text(self._served.models), media_type=metrics.CONTENT_TYPE)
 
-    async def missing(request: HttpRequest, _: Exception) -> Response:
-        refused = not_found(f"{request.url.path}: not found; /v2 says what this server is")
-        return _json({"error": str(refused)}, refused.status)
 
-    def routes(
-        method: str, handle: Callable[[HttpRequest], Awaitable[Any]], *paths: str
-    ) -> list[Route]:
-        return [Route(path, endpoint(handle), methods=[method]) for path in paths]
+#: What answers a request: JSON, or a response.
+_Handle = Callable[[HttpRequest], Awaitable[Any]]
 
-    def of_model(
-        method: str, handle: Callable[[HttpRequest], Awaitable[Any]], end: str
-    ) -> list[Route]:
-        base = "/v2/models/{name}"
-        return routes(method, handle, f"{base}{end}", f"{base}/versions/{{version}}{end}")
 
+def _unsupported(name: str) -> _Handle:
+    async def refuse(_: HttpRequest) -> Response:
+        raise not_implemented(name)
+
+    return refuse
+
+
+async def _missing(request: HttpRequest, _: Exception) -> Response:
+    refused = not_found(f"{request.url.path}: not found; /v2 says what this server is")
+    return _json({"error": str(refused)}, refused.status)
+
+
+def _endpoint(handle: _Handle) -> Callable[[HttpRequest], Awaitable[Response]]:
+    """Returns an endpoint that answers with an error of JSON where ``handle`` raises one."""
+
+    async def answer(request: HttpRequest) -> Response:
+        try:
+            found = await handle(request)
+        except Exception as error:
+            refused = refusal(error)
+            return _json({"error": str(refused)}, refused.status)
+        return found if isinstance(found, Response) else _json(found)
+
+    return answer
+
+
+def _routes(method: str, handle: _Handle, *paths: str) -> list[Route]:
+    return [Route(path, _endpoint(handle), methods=[method]) for path in paths]
+
+
+def _of_model(method: str, handle: _Handle, end: str) -> list[Route]:
+    """Returns the routes of a model, with and without its version."""
+    base = "/v2/models/{name}"
+    return _routes(method, handle, f"{base}{end}", f"{base}/versions/{{version}}{end}")
+
+
+def application(served: Served) -> Starlette:
+    """Returns the ASGI application."""
+    on = _Endpoints(served)
     shared, region = "/v2/systemsharedmemory", "/v2/systemsharedmemory/region/{name}"
     cuda, cuda_region = "/v2/cudasharedmemory", "/v2/cudasharedmemory/region/{name}"
     return Starlette(
         routes=[
-            *of_model("POST", model_infer, "/infer"),
-            *routes("GET", live, "/v2/health/live"),
-            *routes("GET", ready, "/v2/health/ready"),
-            *routes("GET", server_metadata, "/v2", "/v2/"),
-            *routes("GET", statistics, "/v2/models/stats"),
-            *of_model("GET", model_metadata, ""),
-            *of_model("GET", model_ready, "/ready"),
-            *of_model("GET", model_config, "/config"),
-            *of_model("GET", statistics, "/stats"),
-            *routes("POST", index, "/v2/repository/index"),
-            *routes("POST", load, "/v2/repository/models/{name}/load"),
-            *routes("POST", unload, "/v2/repository/models/{name}/unload"),
-            *routes("GET", region_status, f"{shared}/status", f"{region}/status"),
-            *routes("POST", region_register, f"{region}/register"),
-            *routes("POST", region_unregister, f"{shared}/unregister", f"{region}/unregister"),
-            *routes("GET", no_regions, f"{cuda}/status", f"{cuda_region}/status"),
-            *routes(
-                "POST", nothing_to_unregister, f"{cuda}/unregister", f"{cuda_region}/unregister"
+            *_of_model("POST", on.model_infer, "/infer"),
+            *_routes("GET", on.live, "/v2/health/live"),
+            *_routes("GET", on.ready, "/v2/health/ready"),
+            *_routes("GET", on.server_metadata, "/v2", "/v2/"),
+            *_routes("GET", on.statistics, "/v2/models/stats"),
+            *_of_model("GET", on.model_metadata, ""),
+            *_of_model("GET", on.model_ready, "/ready"),
+            *_of_model("GET", on.model_config, "/config"),
+            *_of_model("GET", on.statistics, "/stats"),
+            *_routes("POST", on.index, "/v2/repository/index"),
+            *_routes("POST", on.load, "/v2/repository/models/{name}/load"),
+            *_routes("POST", on.unload, "/v2/repository/models/{name}/unload"),
+            *_routes("GET", on.region_status, f"{shared}/status", f"{region}/status"),
+            *_routes("POST", on.region_register, f"{region}/register"),
+            *_routes("POST", on.region_unregister, f"{shared}/unregister", f"{region}/unregister"),
+            *_routes("GET", on.no_regions, f"{cuda}/status", f"{cuda_region}/status"),
+            *_routes(
+                "POST", on.nothing_to_unregister, f"{cuda}/unregister", f"{cuda_region}/unregister"
             ),
-            *routes("POST", unsupported(protocol.CUDA_MEMORY), f"{cuda_region}/register"),
+            *_routes("POST", _unsupported(protocol.CUDA_MEMORY), f"{cuda_region}/register"),
             *(
                 route
                 for method in ("GET", "POST")
                 for route in (
-                    *routes(method, unsupported(protocol.LOGGING), "/v2/logging"),
-                    *routes(method, unsupported(protocol.TRACING), "/v2/trace/setting"),
-                    *of_model(method, unsupported(protocol.TRACING), "/trace/setting"),
+                    *_routes(method, _unsupported(protocol.LOGGING), "/v2/logging"),
+                    *_routes(method, _unsupported(protocol.TRACING), "/v2/trace/setting"),
+                    *_of_model(method, _unsupported(protocol.TRACING), "/trace/setting"),
                 )
             ),
-            *routes("GET", read_metrics, "/metrics"),
+            *_routes("GET", on.read_metrics, "/metrics"),
         ],
-        exception_handlers={404: missing},
+        exception_handlers={404: _missing},
         middleware=[Middleware(ReadToTheEnd, served.upload_s)],
     )
 
