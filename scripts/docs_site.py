@@ -25,7 +25,8 @@ sys.path.pop(0)
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = "repository/"
 
-_LINK = re.compile(r"(\[[^\]\n]*\]|!\[[^\]\n]*\])\(([^)\s]+)\)")
+#: A link or picture, and where it leads; its text may run over a line's end, not over a paragraph's.
+_LINK = re.compile(r"(!?\[(?:[^\]\n]|\n(?!\n))*\])\(([^)\s]+)\)")
 _FENCE = re.compile(r"^(```(?:console|python)) +\w+$", re.MULTILINE)
 
 

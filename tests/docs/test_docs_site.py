@@ -96,6 +96,8 @@ def test_a_mark_without_a_section_is_an_error():
         ("how-to/x.md", "[a](../reference/onnx.md#b)", "[a](../reference/onnx.md#b)"),
         ("how-to/x.md", "[a](../../README.md#b)", "[a](../repository/README.md#b)"),
         ("index.md", "![a](../benchmarks/results/x.png)", "![a](repository/benchmarks/results/x.png)"),
+        ("how-to/x.md", "[a\nb](../../README.md) [c]\n\n[d](../../LICENSE)",
+         "[a\nb](../repository/README.md) [c]\n\n[d](../repository/LICENSE)"),
         ("how-to/x.md", "[a](../../examples/cluster)", "a"),
         ("how-to/x.md", "[a](https://example.org/x) [b](#c)", "[a](https://example.org/x) [b](#c)"),
         ("repository/benchmarks/results/h/README.md", "[a](../../../docs/benchmarks.md)",
