@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""``python scripts/valprep.py``: sorts ImageNet's flat validation folder into one folder a class.
+"""``python scripts/valprep.py``: sorts ImageNet's flat validation folder into one folder per class.
 
 The 50,000 images of the validation set come in one folder, with their classes in a file beside them. Here
 each is renamed into a folder called as its class, which is what ``--data`` reads. A rename on one file system
