@@ -24,6 +24,8 @@ def files(folders: str, *endings: str) -> Iterator[Path]:
 
 def in_python(text: str) -> set[str]:
     """Returns the names that a program has as texts, however it comes to read them."""
+    if "CNN_ENGINE_" not in text:
+        return set()  # most files have none, and parsing is slow
     nodes = ast.walk(ast.parse(text))
     texts = (node.value for node in nodes if isinstance(node, ast.Constant))
     return {value for value in texts if isinstance(value, str) and re.fullmatch(NAME, value)}
