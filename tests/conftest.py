@@ -182,10 +182,4 @@ def rng(request) -> np.random.Generator:
 @pytest.fixture
 def hopper_engines(monkeypatch):
     """A GPU that is not there, whose wgmma takes all that it can, pools too."""
-    fake_cuda.install(monkeypatch, tensor_cores=True, stores=True)
-    for name, own in {
-        "takes": lambda *how: True, "packed": lambda *how: 64, "pack": lambda *how: None,
-        "pool_takes": lambda *how: True,
-    }.items():  # fmt: skip
-        function = f"conv2d_nhwc_wgmma_{name}"
-        monkeypatch.setattr(fake_cuda.FakeTensorCores, function, staticmethod(own), raising=False)
+    fake_cuda.install_hopper(monkeypatch, pool_takes=lambda *how: True)

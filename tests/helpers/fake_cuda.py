@@ -511,3 +511,12 @@ def install(monkeypatch, tensor_cores: bool = False, stores: bool = False) -> No
         return FakeCuda(tensor_cores) if name.startswith("cuda") else real(name)
 
     monkeypatch.setattr(devices, "select", select)
+
+
+def install_hopper(monkeypatch, **more: Any) -> None:
+    """Installs a fake whose wgmma takes all convolutions; ``more``: others of its functions."""
+    install(monkeypatch, tensor_cores=True, stores=True)
+    own = {"takes": lambda *how: True, "packed": lambda *how: 64, "pack": lambda *how: None, **more}
+    for name, function in own.items():
+        function = staticmethod(function)
+        monkeypatch.setattr(FakeTensorCores, f"conv2d_nhwc_wgmma_{name}", function, raising=False)

@@ -250,13 +250,10 @@ def test_what_are_no_neighbours_stays():
 @pytest.fixture
 def hopper(monkeypatch):
     """A GPU that is not there, whose wgmma takes all that it can, sums too."""
-    fake_cuda.install(monkeypatch, tensor_cores=True, stores=True)
-    for name, own in {
-        "takes": lambda *how: True, "packed": lambda *how: 64, "pack": lambda *how: None,
-        "pair_takes": lambda *how: True, "pair_packed": lambda *how: 64, "pair_pack": lambda *how: None,
-    }.items():  # fmt: skip
-        function = f"conv2d_nhwc_wgmma_{name}"
-        monkeypatch.setattr(fake_cuda.FakeTensorCores, function, staticmethod(own), raising=False)
+    fake_cuda.install_hopper(
+        monkeypatch, pair_takes=lambda *how: True, pair_packed=lambda *how: 64,
+        pair_pack=lambda *how: None,
+    )  # fmt: skip
 
 
 def test_engines_have_sums(hopper):

@@ -24,14 +24,7 @@ from cnn_engine.plan.builder import plan_memory
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch):
     """A GPU that is not there, whose wgmma takes all that it can."""
-    fake_cuda.install(monkeypatch, tensor_cores=True, stores=True)
-    for name, own in {
-        "takes": lambda *how: True,
-        "packed": lambda *how: 64,
-        "pack": lambda *how: None,
-    }.items():
-        function = f"conv2d_nhwc_wgmma_{name}"
-        monkeypatch.setattr(fake_cuda.FakeTensorCores, function, staticmethod(own), raising=False)
+    fake_cuda.install_hopper(monkeypatch)
 
 
 def planned(graph: Graph, dtype: str = "float16"):
