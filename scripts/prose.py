@@ -83,13 +83,13 @@ def sentences(paragraph: str) -> list[str]:
 
 
 def of_markdown(name: str, text: str) -> Text:
-    """Returns the prose of a page: without code, tables, headings and the targets of links."""
+    """Returns a page without code and targets of links; its sentences have no tables and headings."""
     plain = re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.MULTILINE | re.DOTALL)
     plain = re.sub(r"<!--.*?-->", "", plain, flags=re.DOTALL)
     plain = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", plain)
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", plain)
     plain = re.sub(r"`[^`]+`", "CODE", plain)
-    tables = " \n".join(re.findall(r"^\|.*$", plain, re.MULTILINE))
+    shown = " \n".join(re.findall(r"^[|#].*$", plain, re.MULTILINE))
     prose = re.sub(r"^(?:\||#|:::).*$", "", plain, flags=re.MULTILINE)
     items = re.split(r"\n\s*\n|\n(?= *(?:[-*]|\d+\.) )|\n:   ", prose)
     found = [
@@ -97,7 +97,7 @@ def of_markdown(name: str, text: str) -> Text:
         for item in items
         for sentence in sentences(re.sub(r"^\s*(?:[-*]|\d+\.) ", "", item))
     ]
-    return Text(name, text.count("\n"), prose + tables, found)
+    return Text(name, text.count("\n"), prose + shown, found)
 
 
 def pages() -> list[Path]:

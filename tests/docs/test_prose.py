@@ -71,6 +71,7 @@ def test_a_long_sentence_and_a_long_mean():
     ("text", "fault"),
     [
         ("It runs beside PyTorch.", "'beside': write compared with, next to, as well as"),
+        ("## Beside others\n\nText.", "'Beside': write compared with, next to, as well as"),
         ("Passes run in turns.", "'in turns': write interleaved, alternating"),
         ("A row of an image is\n\n| images a second |", "'images a second': write per"),
         ("An output of 64 KiB an image.", "'KiB an image': write per"),
