@@ -278,7 +278,7 @@ def main(arguments: list[str] | None = None) -> int:
             result.notes.append("drawn: not all pictures, for it was interrupted")
     limits = None
     if options.roofline is not None and result.layers:
-        limits = roofline.measure(engine.threads, result.layers)
+        limits = roofline.measure(engine.threads, result.layers, engine.dtype)
         result.roofline = asdict(limits)
     start = perf_counter()
     engine.close()

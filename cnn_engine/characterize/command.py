@@ -243,7 +243,7 @@ class _Run:
         self.report = files.Report(folder, {}, list(self.points.values()))
         self.meters: Meters | None = None
         self.layers: list[LayerTime] = []  # of all points, named by their point
-        self.threads = 1
+        self.threads, self.dtype = 1, "float32"
 
     def run(self, with_roofline: bool) -> None:
         """Measures every point, then the ceilings for the roofline.
@@ -268,7 +268,7 @@ class _Run:
                         self.report.save()
                     subject.close()
             if with_roofline and self.layers:
-                self.report.roofline = roofline.measure(self.threads, self.layers)
+                self.report.roofline = roofline.measure(self.threads, self.layers, self.dtype)
         except KeyboardInterrupt:
             self.report.interrupted = True
         finally:
@@ -330,6 +330,7 @@ class _Run:
                 head = f"{point.subject}, batch {point.batch}"
                 self.layers += [replace(one, name=f"{head}: {one.name}") for one in load.layers]
                 self.threads = max(self.threads, load.threads)
+                self.dtype = subject.dtype
         except Exception as error:  # the times stay; what is inside is missing
             point.add_note(f"inside of passes: {_describe(error)}")
             return

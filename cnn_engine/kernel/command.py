@@ -329,7 +329,12 @@ def _ranked(
     )  # fmt: skip
     if options.roofline is not None:
         progress("roofline")
-        found.roofline = roofline.measure(found.threads, rank.layers_of(entries, cases))
+        found.roofline = roofline.Roofline(roofline.ceilings(found.threads))
+        for entry in entries:
+            layers = rank.layers_of([entry], cases)
+            found.roofline.points += roofline.points(
+                layers, found.roofline.ceilings, entry.computes
+            )
     progress("")
     found.complete = True
     kept(entries)

@@ -56,7 +56,9 @@ class Point:
         intensity: FLOP per byte; bytes count each tensor once.
         flops_per_s, bytes_per_s: attained.
         bound: the ceiling that is nearest above: ``float32``, ``memory`` or ``cache``.
-        share: of that ceiling.
+        share: of that ceiling. More than 1 where the kernel needs fewer operations than a layer counts, as
+            Winograd's does, or where the ceiling was measured while others used the machine.
+        computes: the type that it multiplies in; only float32 has a ceiling of arithmetic.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Point:
     bytes_per_s: float
     bound: str
     share: float
+    computes: str = "float32"
 
 
 @dataclass
@@ -88,15 +91,16 @@ def check_device(device: Any) -> None:
         raise UnsupportedError(f"roofline: expected the device cpu, found {device.name}")
 
 
-def measure(threads: int, layers: Sequence[LayerTime]) -> Roofline:
+def measure(threads: int, layers: Sequence[LayerTime], dtype: str = "float32") -> Roofline:
     """Returns the roofline of a run on the CPU.
 
     Args:
         threads: of the run: so many cores are measured together.
         layers: that were timed.
+        dtype: that they multiply in, those of quantized operators excepted.
     """
     found = ceilings(threads)
-    return Roofline(found, points(layers, found))
+    return Roofline(found, points(layers, found, dtype))
 
 
 def ceilings(threads: int) -> list[Ceiling]:
@@ -116,15 +120,20 @@ def ceilings(threads: int) -> list[Ceiling]:
     return found
 
 
-def points(layers: Sequence[LayerTime], found: Sequence[Ceiling]) -> list[Point]:
-    """Returns each layer that was timed under the ceilings."""
+def points(
+    layers: Sequence[LayerTime], found: Sequence[Ceiling], dtype: str = "float32"
+) -> list[Point]:
+    """Returns each layer that was timed under the ceilings; see :func:`measure`."""
     rates = {ceiling.name: ceiling.rate for ceiling in found}
     placed = []
     for layer in layers:
         if layer.calls == 0 or layer.seconds <= 0 or layer.bytes <= 0:
             continue
         compute, moved = layer.flops / layer.seconds, layer.bytes / layer.seconds
-        shares = {"float32": compute / rates["float32"], "memory": moved / rates["memory"]}
+        computes = "int8" if layer.kind.startswith("quantized_") else dtype
+        shares = {"memory": moved / rates["memory"]}
+        if computes == "float32":
+            shares["float32"] = compute / rates["float32"]
         if shares["memory"] > 1:  # its bytes did not come from memory
             shares["cache"] = moved / rates["cache"]
             del shares["memory"]
@@ -133,6 +142,7 @@ def points(layers: Sequence[LayerTime], found: Sequence[Ceiling]) -> list[Point]
             Point(
                 layer.name, layer.kind, layer.kernel, layer.seconds / layer.calls,
                 layer.flops / layer.bytes, compute, moved, bound, shares[bound],
+                computes,
             )
         )  # fmt: skip
     return placed

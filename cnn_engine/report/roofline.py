@@ -44,6 +44,10 @@ def render(found: Roofline, top: int | None = None, what: str = "layer") -> str:
             f"{point.flops_per_s / 1e9:>9.1f}  {point.bytes_per_s / 1e9:>8.1f}  "
             f"{point.bound}, {units.percent(point.share)}"
         )
+    if others := sorted({point.computes for point in found.points} - {"float32"}):
+        lines.append(
+            f"Arithmetic in {', '.join(others)} has no ceiling here: it is placed under the memory's alone"
+        )
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ from cnn_engine import run
 from cnn_engine.measure import roofline
 from cnn_engine.measure.result import LayerTime
 from cnn_engine.measure.roofline import Ceiling
+from cnn_engine.report import roofline as roofline_report
 
 CEILINGS = [
     Ceiling("float32", "compute", 100e9, ""),
@@ -40,6 +41,20 @@ def test_a_layer_is_bound_by_the_ceiling_that_it_is_nearest_to(given, bound, sha
     assert (point.bound, point.share) == (bound, pytest.approx(share))
     assert point.seconds == 1.0
     assert point.flops_per_s == point.intensity * point.bytes_per_s
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "computes"),
+    [("quantized_conv2d", "float32", "int8"), ("conv", "bfloat16", "bfloat16")],
+)
+def test_other_types_are_not_placed_under_the_ceiling_of_float32(kind, dtype, computes):
+    given = layer(300e9, 1e9, 1.0)
+    given.kind = kind
+    found = roofline.points([given], CEILINGS, dtype)
+    assert (found[0].bound, found[0].share) == ("memory", pytest.approx(0.1))
+    assert found[0].computes == computes
+    said = roofline_report.render(roofline.Roofline(CEILINGS, found))
+    assert f"Arithmetic in {computes} has no ceiling here" in said
 
 
 def test_layers_that_did_not_run_have_no_place():
