@@ -41,10 +41,11 @@ class Energy:
         self.start()
 
     def _open_packages(self) -> list[_Package]:
-        # intel-rapl:0 is a package; intel-rapl:0:1 is a part of it.
-        folders = [path for path in POWERCAP.glob("*-rapl:*") if path.name.count(":") == 1]
+        # Others are parts of a package (dram, core), or the whole machine (psys).
+        names = sorted(POWERCAP.glob("*-rapl:*/name"))
         try:
-            return [_Package(path) for path in sorted(folders)]
+            found = [path for path in names if path.read_text("ascii").startswith("package")]
+            return [_Package(path.parent) for path in found]
         except (OSError, ValueError) as error:
             reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
             self.notes.append(f"CPU energy: RAPL's counters in {POWERCAP} cannot be read: {reason}")

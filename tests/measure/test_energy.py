@@ -20,19 +20,21 @@ RANGE = 262_143_328_850
 class Counter:
     """A package in ``folder``, whose counter moves on by ``step`` microjoules at each reading."""
 
-    def __init__(self, folder, value=0, step=0):
+    def __init__(self, folder, value=0, step=0, name="package-0"):
         self.folder, self.value, self.step = folder, value, step
         folder.mkdir(parents=True)
+        (folder / "name").write_text(f"{name}\n")
         (folder / "max_energy_range_uj").write_text(f"{RANGE}\n")
         (folder / "energy_uj").write_text(f"{value}\n")
 
 
 @pytest.fixture
 def packages(tmp_path, monkeypatch):
-    """Two packages with a part of one, which is counted in its package."""
+    """Two packages, a part of one, and the whole machine: these are counted in the packages."""
     monkeypatch.setattr(energy, "POWERCAP", tmp_path / "powercap")
     made = [Counter(energy.POWERCAP / f"intel-rapl:{n}", step=3_000_000) for n in (0, 1)]
-    Counter(energy.POWERCAP / "intel-rapl:0:0", step=10**9)
+    Counter(energy.POWERCAP / "intel-rapl:0:0", step=10**9, name="core")
+    Counter(energy.POWERCAP / "intel-rapl:2", step=10**9, name="psys")
 
     def moved(self):
         counter = next((c for c in made if self._counter.parent == c.folder), None)
