@@ -11,8 +11,8 @@ from cnn_engine import Engine
 
 node = helper.make_node
 
-#: Graphs, the last of a branch within a branch that decides on a length, and calls of each.
-SEEDS, CALLS = (*range(19), 1064), 3
+#: Graphs, and calls of each.
+SEEDS, CALLS = range(24), 3
 
 
 class Body:
@@ -83,9 +83,78 @@ class Body:
         whole = self("Range", zero, self("Squeeze", self.length(x)), one)
         return self("Concat", x, self("Cast", whole, to=TensorProto.FLOAT), axis=0)
 
+    def joined(self, x: str) -> str:
+        """x, a number as often as a count says, and zeros as many."""
+        number, count = self("ReduceMax", self("Concat", x, self.zero(), axis=0)), self.few(x)
+        return self(
+            "Concat", x, self("Expand", number, count), self("ConstantOfShape", count), axis=0
+        )
+
+    def part(self, x: str) -> str:
+        """The first or the second of two parts of computed lengths."""
+        first = self("Div", self.length(x), self.constant(np.int64([self.rng.integers(1, 4)])))
+        lengths = self("Concat", first, self("Sub", self.length(x), first), axis=0)
+        name = self("Split", x, lengths)
+        self.nodes[-1].output.append(f"{name}.rest")
+        return name if self.rng.integers(0, 2) else f"{name}.rest"
+
+    def summed(self, x: str) -> str:
+        zero = self.constant(np.int64(0))
+        return self.modulo(self("CumSum", x, zero, reverse=int(self.rng.integers(0, 2))))
+
+    def products(self, x: str) -> str:
+        """The sums of the rows or columns, of which a computed number says, of x times its first half."""
+        column = self("Unsqueeze", x, self.constant(np.int64([1])))
+        axis = self("Mod", self.length(x), self.constant(np.int64([2])))
+        return self.modulo(self("ReduceSum", self("Mul", column, self.half(x)), axis, keepdims=0))
+
+    def rows(self, x: str) -> str:
+        """x as rows, as many as a count says, of which all but the first are kept."""
+        count = self("Add", self.few(x), self.constant(np.int64([1])))
+        rest = self.constant(np.int64([-1]))
+        full = self("Tile", self("Concat", x, self.zero(), axis=0), count)
+        kept = self(
+            "Slice", self("Reshape", full, self("Concat", count, rest, axis=0)), *self.ends(1)
+        )
+        return self("Reshape", kept, rest)
+
+    def stored(self, x: str) -> str:
+        """x with its first elements in reverse."""
+        longer = self("Concat", x, self.zero(), self.zero(), axis=0)
+        at = self(
+            "Range",
+            self.constant(np.int64(0)),
+            self("Squeeze", self.few(x)),
+            self.constant(np.int64(1)),
+        )
+        return self("ScatterElements", longer, at, self("Gather", longer, self("Neg", at)), axis=0)
+
+    def chosen(self, x: str) -> str:
+        number = self("Cast", self.few(x), to=TensorProto.FLOAT)
+        return self("Where", self("Less", x, number), number, x)
+
+    def zero(self) -> str:
+        return self.constant(np.float32([0]))
+
+    def ends(self, first: int) -> list[str]:
+        return [self.constant(np.int64([first])), self.constant(np.int64([2**62]))]
+
     def few(self, x: str) -> str:
-        """A number from 0 to 2 that depends on how long x is."""
-        return self("Mod", self.length(x), self.constant(np.int64([3])))
+        """A number from 0 to 2 that depends on how long x is, by way of integers or of floats."""
+        length, kind = self.length(x), self.rng.integers(0, 4)
+        if kind == 0:
+            half = self("Mul", self("Cast", length, to=TensorProto.FLOAT), self.number(0.5))
+            rounded = self(self.rng.choice(["Floor", "Ceil", "Round"]), half)
+            length = self("Cast", rounded, to=TensorProto.INT64)
+        elif kind == 1:
+            length = self("Shape", self("NonZero", x), start=1)
+        elif kind == 2:
+            length = self(
+                "Cast",
+                self("Sqrt", self("Cast", length, to=TensorProto.DOUBLE)),
+                to=TensorProto.INT64,
+            )
+        return self("Mod", length, self.constant(np.int64([3])))
 
     def condition(self, x: str) -> str:
         total = self("ReduceSum", x, keepdims=0)
@@ -100,11 +169,12 @@ class Body:
         return self("If", condition, then_branch=bodies[0], else_branch=bodies[1])
 
     def loop(self, x: str, depth: int) -> str:
-        """A state, of a length that may change, for a few steps."""
+        """A state, of a length that may change, for a few steps, or until its sum is large."""
         body = Body(self.rng, self.constants, f"{self.prefix}{len(self.nodes)}loop/")
         i, on, state = (f"{body.prefix}{part}" for part in ("i", "on", "state"))
         added = body("Add", state, body("Cast", i, to=TensorProto.FLOAT))
-        made, again = body("Identity", body.steps(added, 1, depth + 1)), body("Identity", on)
+        made = body("Identity", body.steps(added, 1, depth + 1))
+        again = body("Identity", on if self.rng.integers(0, 2) else body.condition(made))
         graph = helper.make_graph(
             body.nodes, "body",
             [tensor(i, [], TensorProto.INT64), tensor(on, [], TensorProto.BOOL), tensor(state, None)],
@@ -116,7 +186,8 @@ class Body:
         """Adds so many random steps, one after the other."""
         simple = [
             self.function, self.linear, self.positive, self.compress, self.unique, self.half, self.best,
-            self.repeated, self.padded, self.counted,
+            self.repeated, self.padded, self.counted, self.joined, self.part, self.summed, self.products,
+            self.rows, self.stored, self.chosen,
         ]  # fmt: skip
         for _ in range(count):
             kind = self.rng.integers(0, len(simple) + (6 if depth < 2 else 0))
@@ -140,7 +211,7 @@ def compare(seed: int, calls: int = CALLS) -> None:
     rng = np.random.default_rng(seed)
     proto = random_graph(rng)
     engine = Engine(proto, device="cpu", threads=1)
-    given = [rng.integers(-6, 7, rng.integers(1, 9)).astype(np.float32) for _ in range(calls)]
+    given = [rng.integers(-6, 7, rng.integers(0, 9)).astype(np.float32) for _ in range(calls)]
     for x in (*given, given[0]):
         wanted = onnxruntime_outputs(proto, {"x": x})
         for found, exact in zip(engine.run({"x": x}).values(), wanted, strict=True):
