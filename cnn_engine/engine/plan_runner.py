@@ -357,8 +357,8 @@ class Plans:
         batch: int | Sizes,
         pixels: bool,
         wanted: frozenset[str] | None,
-    ) -> None:
-        """Runs one pass over arrays in host memory.
+    ) -> Shelf:
+        """Runs one pass over arrays in host memory; returns its shelf.
 
         Args:
             batch: images, or the sizes of all open dimensions.
@@ -370,7 +370,7 @@ class Plans:
         if inputs and outputs:
             pinned = self.pinned(batch, pixels, addresses[0], addresses[-1])
         key = "host", batch, pixels, pinned, wanted
-        self.pool.run(key, partial(self._build, key), *addresses)
+        return self.pool.run(key, partial(self._build, key), *addresses)
 
     def run_at(self, addresses: Sequence[int], batch: int | Sizes, pixels: bool) -> None:
         """Runs one pass over pageable memory of the host: all inputs, then all outputs."""

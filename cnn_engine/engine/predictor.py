@@ -23,6 +23,7 @@ from . import arguments, conversion
 from .device_images import DeviceImages
 from .host_memory import HostMemory, samples
 from .outputs import Outputs, allocate_outputs, fits_output, outputs_by_name
+from .plan_cache import Shelf
 from .plan_runner import Plans
 
 address_of = _cpu.address_of
@@ -108,20 +109,8 @@ class Predictor:
         """
         if batch is None:  # a call like one before: nothing is left to check
             if type(images) is np.ndarray:
-                # At batch 1 the checks would cost a third of the pass.
-                shelf = None
-                if images.flags.c_contiguous:
-                    source = address_of(images)
-                    pinned = self._plans.is_pinned(source)
-                    shelf = self._ready.get((images.shape, images.dtype, pinned))
-                if shelf is not None:
-                    rows = out
-                    if out is None:
-                        rows = np.empty((len(images), *self._row), np.float32)
-                    if (out is None or fits_output(out, images, self._row)) and shelf.run(
-                        source, address_of(rows)
-                    ):
-                        return rows
+                if (rows := self._again(images, out)) is not None:
+                    return rows
             elif self._ready and (glance := arrays.glance(images, out)) is not None:
                 key, source, target = glance
                 # None are remembered of a stream that is captured: what a graph uses is the graph's own.
@@ -141,11 +130,41 @@ class Predictor:
         """Returns what runs the network at sizes at which it finds numbers; raises where nothing does."""
         raise error
 
+    def _again(self, images: np.ndarray, out: Any = None) -> np.ndarray | None:
+        """Returns the rows of a call like one before, whose checks would cost a third of a small pass.
+
+        None: there was none, and nothing is done.
+        """
+        if not images.flags.c_contiguous:
+            return None
+        source = address_of(images)
+        shelf = self._ready.get((images.shape, images.dtype, self._plans.is_pinned(source)))
+        if shelf is None or not (out is None or fits_output(out, images, self._row)):
+            return None
+        rows = np.empty((len(images), *self._row), np.float32) if out is None else out
+        return rows if shelf.run(source, address_of(rows)) else None
+
+    def _remember(self, images: arrays.View, count: int, most: int, shelf: Shelf | None) -> None:
+        """Lets the next call on such images in host memory go straight to the plans of one pass over all.
+
+        Args:
+            most: images that go in one pass by rule.
+        """
+        whole = 0 < count <= most and self._only_batch in (None, count)
+        if (
+            whole
+            and self._row is not None
+            and not self._plans.overlaps(count, images.dtype == np.uint8)
+        ):
+            pinned = self._plans.is_pinned(images.address)
+            self._plans.remember((images.shape, images.dtype, pinned), shelf)
+
     def _predict(self, images: Any, batch: int | None, out: Any) -> Any:
         """Returns what :meth:`predict` does, of a call like none before."""
         images = conversion.images_of(self.form, self.network, images)
         found, count, sizes = arguments.images_of(self.form, images)
         pixels = found.dtype == np.uint8
+        by_rule = batch is None
         batch = self._only_batch or arguments.batch_size(batch, count)
         schedule = self._schedule
         if sizes is not None:
@@ -177,10 +196,8 @@ class Predictor:
         else:
             size = batch or schedule.batch(count, pixels)
             shelf = self._plans.run_on_host([found], targets, count, size, sizes)
-            whole = batch is None and 0 < count <= size and not self._plans.overlaps(count, pixels)
-            if whole and self._row is not None:
-                pinned = self._plans.is_pinned(found.address)
-                self._plans.remember((found.shape, found.dtype, pinned), shelf)
+            if by_rule:
+                self._remember(found, count, size, shelf)
         if out is not None:
             return out
         found_arrays = {name: room.array for name, room in rooms.items()}
@@ -210,6 +227,10 @@ class Predictor:
             InputError: an array does not fit the graph, or the batch not in memory.
             UnsupportedError: as :meth:`predict`.
         """
+        if self._ready and outputs is None and out is None and type(inputs) is dict:
+            images = inputs.get(self.form.inputs[0].name) if len(inputs) == 1 else None
+            if type(images) is np.ndarray and (rows := self._again(images)) is not None:
+                return {self.form.outputs[0].name: rows}
         try:
             return self._run(inputs, outputs, out)
         except FoundError as error:
@@ -242,7 +263,9 @@ class Predictor:
                 count = batch if sizes is None else 1
                 self._plans.run_on_device(found, targets, count, count, wanted, sizes)
             else:
-                self._plans.run(found, targets, batch, pixels, wanted)
+                shelf = self._plans.run(found, targets, batch, pixels, wanted)
+                if len(found) == 1 and form.in_parts and isinstance(batch, int):
+                    self._remember(found[0], batch, self._schedule.batch(batch, pixels), shelf)
         names = rooms if outputs is None else outputs
         return {n: given[n] if n in given else rooms[n].array for n in names}
 

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import graphs
 import numpy as np
+import onnx
+import onnx_models
 import pytest
 import tolerances
 from test_engine import CELLS, NETWORK, ODD_NETWORKS, VARIANTS, engine, pixels
@@ -28,6 +30,7 @@ from cnn_engine import (
 )
 from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.engine import plan_cache
+from cnn_engine.engine.predictor import Predictor
 from cnn_engine.graph import reference
 from cnn_engine.plan import stream
 
@@ -48,6 +51,38 @@ def test_a_call_like_the_last_one_is_checked_all_the_same(rng):
         tolerances.assert_close(e.predict(other), wanted, tolerances.PROBABILITY)
     with pytest.raises(InputError, match="closed"):
         e.predict(images)
+
+
+@pytest.mark.parametrize("batch", [2, "n"])
+def test_a_call_like_one_before_goes_straight_to_its_plan(monkeypatch, rng, batch):
+    """Also of a network for one batch alone, and by ``run``; nothing else goes there."""
+    weight = rng.standard_normal((5, 3)).astype(np.float32)
+    proto = onnx_models.model(
+        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])],
+        [onnx_models.tensor("x", [batch, 5])], [onnx_models.tensor("y", [batch, 3])], {"w": weight},
+    )  # fmt: skip
+    x = rng.standard_normal((2, 5)).astype(np.float32)
+    ways = {
+        "predict": lambda some: network.predict(some),
+        "run": lambda some: network.run({"x": some})["y"],
+    }
+    for name in ways:
+        with Engine(proto, device="cpu") as network, monkeypatch.context() as patched:
+            ways[name](x)
+            patched.setattr(
+                Predictor, f"_{name}", None
+            )  # what a call like none before goes through
+            again = x[::-1].copy()
+            np.testing.assert_allclose(ways[name](again), again @ weight, rtol=1e-5, atol=1e-6)
+            assert ways[name](again) is not ways[name](again)
+            patched.undo()
+            for other in (x.astype(np.float64), x.tolist()):
+                np.testing.assert_allclose(ways[name](other), x @ weight, rtol=1e-5, atol=1e-6)
+            for wrong in (x[:, :4].copy(), np.asfortranarray(x)):
+                with pytest.raises(InputError):
+                    ways[name](wrong)
+        with pytest.raises(InputError, match="closed"):
+            ways[name](x)
 
 
 def test_out_is_filled_and_returned(rng):

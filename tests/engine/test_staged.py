@@ -498,36 +498,3 @@ def test_loop_that_does_not_end_is_refused(monkeypatch):
     engine = Engine(doubled_until(), device="cpu")
     with pytest.raises(UnsupportedError, match=r"Loop 'Loop_0': .* loops of up to 100 nodes"):
         engine.run({"x": np.zeros(2, np.float32), "limit": np.array(1, np.float32)})
-
-
-def test_branch_within_a_branch_decides_on_a_shape():
-    """As many ones as y has elements: x, its first element, or x joined to itself."""
-
-    def branch(name, *nodes):
-        return helper.make_graph([*nodes], name, [], [tensor(nodes[-1].output[0], None)])
-
-    inner = node(
-        "If", ["short"], ["i"],
-        then_branch=branch("first", node("Slice", ["x", "zero", "one"], ["f"])),
-        else_branch=branch("all", node("Identity", ["x"], ["s"])),
-    )  # fmt: skip
-    proto = model(
-        [
-            node(
-                "If", ["flag"], ["y"], then_branch=branch("then", inner),
-                else_branch=branch("else", node("Concat", ["x", "x"], ["t"], axis=0)),
-            ),
-            node("Shape", ["y"], ["shape"]), node("Expand", ["number", "shape"], ["ones"]),
-        ],
-        [tensor("x", ["n"]), *(tensor(name, [], TensorProto.BOOL) for name in ("flag", "short"))],
-        [tensor("ones", [None])],
-        {"zero": np.int64([0]), "one": np.int64([1]), "number": np.float32(1)},
-    )  # fmt: skip
-    engine = Engine(proto, device="cpu")
-    for flag, short, size in ((1, 0, 5), (1, 1, 1), (0, 1, 10), (1, 0, 5), (1, 1, 1), (0, 0, 10)):
-        given = {
-            "x": np.ones(5, np.float32),
-            "flag": np.array(flag, bool),
-            "short": np.array(short, bool),
-        }
-        np.testing.assert_array_equal(engine.run(given)["ones"], np.ones(size))
