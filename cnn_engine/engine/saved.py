@@ -113,7 +113,8 @@ def save(engine: Any, program: Program, path: str | os.PathLike[str]) -> None:
     specializations = network._specializations
     if lowered:
         specializations = program._specializations[program.first[1]][0]
-    variants = specializations.variants
+    known = tuple(_deciding(program.sizes(None)))
+    variants = [v for v in specializations.variants if any(map(v.stands_for, known))]
     base = None if variants else specializations(program.sizes(None))
     graphs = [variant.graph for variant in variants] or [base]
     arrays: dict[int, tuple[str, np.ndarray]] = {}
@@ -157,6 +158,12 @@ def save(engine: Any, program: Program, path: str | os.PathLike[str]) -> None:
         "sums": {name: checksum(_bytes(array)) for name, array in parts.items()},
     }  # fmt: skip
     _write(path, document, parts)
+
+
+def _deciding(sizes: Sizes) -> Iterator[Sizes]:
+    """Yields the sizes by which graphs with symbols are made again: others that were made are not kept."""
+    yield sizes.with_batch(TYPICAL_BATCH)
+    yield sizes
 
 
 def packed_of(node: Node, graph: Graph, kernel: Kernel) -> list[np.ndarray]:
@@ -406,14 +413,10 @@ def _model_of(reader: _Reader) -> Model:
     large = {name for names in document["arrays"] for name in names.values()}
     arrays = {name: reader.array(name, check=False) for name in sorted(large)}
 
-    def choices() -> Iterator[Sizes]:
-        yield sizes.with_batch(TYPICAL_BATCH)
-        yield sizes
-
     variants, first = [], None
     for found, names in zip(document["variants"], document["arrays"], strict=False):
         constants = {name: arrays[key] for name, key in names.items()}
-        variants.append(serialized.decode_symbolic(found, constants, choices()))
+        variants.append(serialized.decode_symbolic(found, constants, _deciding(sizes)))
     if document["graph"] is not None:
         constants = {name: arrays[key] for name, key in document["arrays"][0].items()}
         first = serialized.decode_graph(document["graph"], constants)

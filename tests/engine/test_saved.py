@@ -275,3 +275,28 @@ def test_an_unpicklable_model_keeps_its_metadata(tmp_path):
         e.save(tmp_path / "e")
         with load_engine(tmp_path / "e") as loaded:
             assert loaded.network.metadata == e.network.metadata
+
+
+def test_an_engine_that_ran_at_sizes_of_other_decisions_is_loaded(tmp_path):
+    """Of more than 20 elements the sign changes: the file is for the sizes of its making alone."""
+    same, negative = (
+        helper.make_graph([helper.make_node(kind, ["x"], [kind])], kind, [], [tensor(kind, ["n"])])
+        for kind in ("Identity", "Neg")
+    )
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Squeeze", ["shape"], ["size"]),
+        helper.make_node("Greater", ["size", "limit"], ["large"]),
+        helper.make_node("If", ["large"], ["z"], then_branch=negative, else_branch=same),
+        helper.make_node("Exp", ["z"], ["y"]),
+    ]
+    proto = model(nodes, [tensor("x", ["n"])], [tensor("y", ["n"])], {"limit": np.int64(20)})
+    small, large = np.ones(7, np.float32), np.ones(30, np.float32)
+    with Engine(proto, device="cpu") as engine:
+        np.testing.assert_allclose(engine.run({"x": small})["y"], np.e, rtol=1e-6)
+        np.testing.assert_allclose(engine.run({"x": large})["y"], 1 / np.e, rtol=1e-6)
+        engine.save(tmp_path / "x.engine")
+    with load_engine(tmp_path / "x.engine") as engine:
+        np.testing.assert_allclose(engine.run({"x": small})["y"], np.e, rtol=1e-6)
+        with pytest.raises(UnsupportedError, match="expected sizes like those that were saved"):
+            engine.run({"x": large})
