@@ -28,7 +28,7 @@ SOME = {
     110: "in a timed call on fresh inputs: wrong",  # works only when checked
     160: "out of bounds: it",  # a handler hides faults
     172: "",  # the first call of a request works for all
-    181: "",  # a thread continues it while it is stopped
+    181: None,  # a thread continues it while it is stopped
     191: "cheating: its process says that",  # a constructor changes the clock
     212: "out of bounds: it wrote",  # all buffers, by their descriptor
 }
