@@ -43,7 +43,9 @@ from .plan_cache import CLOSED
 MOST_WAYS = 32
 
 #: What an engine of one graph has, whose plans are for all of it.
-_OF_ONE_GRAPH = ("_plans", "_memory", "_schedule", "choice", "data_mode", "kernels", "_tune")
+_OF_ONE_GRAPH = (
+    "_plans", "_memory", "_schedule", "_only_batch", "choice", "data_mode", "kernels", "_tune",
+)  # fmt: skip
 
 #: Numbers of which the way is remembered.
 MOST_REMEMBERED = 512

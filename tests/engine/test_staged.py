@@ -263,7 +263,7 @@ def test_predict_out_pickle_and_close():
     for needs_one_plan in (
         lambda: engine.plan(1, np.dtype(np.float32)), lambda: engine.empty_images(1),
         engine.keep_sizes, lambda: engine.takes_files(1), lambda: engine.own_kernels(1),
-        lambda: engine.tuned(1), lambda: engine.choice,
+        lambda: engine.tuned(1), lambda: engine.choice, lambda: engine.batch_size(1, 1),
     ):  # fmt: skip
         with pytest.raises(UnsupportedError, match="finds some while it runs: call run"):
             needs_one_plan()
