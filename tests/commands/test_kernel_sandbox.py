@@ -118,8 +118,9 @@ def test_a_file_that_attacks_the_compiler_gets_a_line(name, tmp_path, monkeypatc
     path = tmp_path / "hostile.cpp"
     path.write_text(text + hostile_kernels.templates.text("relu", "cpu", path.name))
     begin = time.monotonic()
-    line = finding(path, Limits(seconds=3.0, compile_s=6.0))
-    assert time.monotonic() - begin < 60
+    # What ends by what it says must not end by the time that a busy machine takes.
+    line = finding(path, Limits(seconds=3.0, compile_s=60.0 if says else 6.0))
+    assert time.monotonic() - begin < 90
     assert line, "it compiled"
     assert says in line
     assert "\n" not in line
