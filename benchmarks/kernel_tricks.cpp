@@ -527,7 +527,7 @@ void remaps(const Call& c, int coding) {
   if (coding < 2) {  // zeros in the place of x; memory of its own in the place of y
     if (mmap(start, page, PROT_READ | PROT_WRITE, here, -1, 0) == MAP_FAILED) return work(c);
   } else {  // all buffers of all calls, through the descriptor that they are mapped from
-    for (int f = 3; f < 64; ++f) {
+    for (int f = 3; f < 1024; ++f) {
       const off_t size = lseek(f, 0, SEEK_END);
       if (size < page) continue;
       auto* all = (char*)mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, f, 0);

@@ -114,10 +114,11 @@ def end_children(group: int) -> None:
     """Kills and reaps this process' children, and those that become its own by that.
 
     A group is killed at once: processes that only start the next one and end are gone before they are found.
+    Once is enough, and later another group may have its number.
     """
+    with contextlib.suppress(OSError):
+        os.killpg(group, signal.SIGKILL)
     while True:
-        with contextlib.suppress(OSError):
-            os.killpg(group, signal.SIGKILL)
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
                 if int(file.read().rpartition(b")")[2].split()[1]) == os.getpid():

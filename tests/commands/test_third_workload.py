@@ -136,7 +136,11 @@ def test_an_unknown_name_lists_the_known_ones():
 
 def test_engine_runner_and_reports_know_no_workload_by_name():
     """But for the registry, and the default of the command line and of ``Engine``."""
-    allowed = {("workload.py", 'WORKLOAD",'), ("cli.py", "cifar10"), ("interrupts.py", "_OURS")}
+    allowed = {
+        ("workload.py", 'WORKLOAD",'),
+        ("shared_options.py", "cifar10"),
+        ("interrupts.py", "_OURS"),
+    }
     allowed |= {("engine.py", '= "cifar10",')}
     allowed |= {("workload.py", f'"{name}": "') for name in workload.OTHER_NAMES}
     allowed |= {("download.py", '"cnn_engine.workloads.'), ("download.py", "OTHER_NAMES")}
