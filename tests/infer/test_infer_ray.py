@@ -94,7 +94,7 @@ def environment() -> dict[str, str]:
 
 #: The command, of whose two actors one is killed once two shards are done.
 KILLING = """
-import sys
+import sys, time
 from contextlib import suppress
 import psutil
 from cnn_engine import infer
@@ -111,7 +111,8 @@ def actors():
 def killing(self, worker, event):
     done(self, worker, event)
     if len(self.done) == 2:
-        found = list(actors())
+        while len(found := list(actors())) < 2:  # the other one may still start
+            time.sleep(0.05)
         print("niceness", *(process.nice() for process in (psutil.Process(), *found)), flush=True)
         found[0].kill()
 
