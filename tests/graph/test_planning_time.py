@@ -125,6 +125,7 @@ def test_twice_the_nodes_take_twice_the_calls(network):
     assert many < 2.3 * few
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("network", [one_input, of_functions, residual], ids=lambda n: n.__name__)
 def test_large_graphs_take_time_by_their_size(network):
     """Names that are looked for in long lists are no calls. By the square it would be 100 times as long."""
@@ -246,6 +247,7 @@ def test_ten_times_the_nodes_take_ten_times_the_calls(network, kind):
     assert many < 14 * few
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("network", "kind"),
     [
