@@ -15,7 +15,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import venv
 from pathlib import Path
@@ -95,8 +94,7 @@ def by_hand(options: argparse.Namespace, output: Path, folder: Path) -> int:
     run(tools, "-m", "build", "--sdist", "--outdir", folder / "sdist", ROOT)
     (archive,) = (folder / "sdist").iterdir()
     shutil.copy(archive, output)
-    with tarfile.open(archive) as file:
-        file.extractall(folder / "source", filter="data")
+    shutil.unpack_archive(archive, folder / "source")
     (source,) = (folder / "source").iterdir()
     libraries = old_libraries(tools, folder, options.arch)
     made = []
