@@ -109,6 +109,13 @@ def of_graph(
     return found, batch
 
 
+def check_mappings(inputs: Any, out: Any) -> None:
+    """Raises InputError where ``inputs`` or ``out`` (or None) is no mapping from names to arrays."""
+    for name, given in (("inputs", inputs), ("out", {} if out is None else out)):
+        if not isinstance(given, Mapping):
+            raise expected(name, "a mapping from names to arrays", type(given).__name__)
+
+
 def wanted_outputs(
     form: Form, outputs: Sequence[str] | None, out: Mapping[str, Any]
 ) -> frozenset[str] | None:

@@ -243,10 +243,7 @@ class Predictor:
         out: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
         """Returns what :meth:`run` does, at sizes at which the network finds no numbers while it runs."""
-        if not isinstance(inputs, Mapping):
-            raise expected("inputs", "a mapping from names to arrays", type(inputs).__name__)
-        if out is not None and not isinstance(out, Mapping):
-            raise expected("out", "a mapping from names to arrays", type(out).__name__)
+        arguments.check_mappings(inputs, out)
         form, given = self.form, out or {}
         inputs = conversion.inputs_of(form, inputs)
         first = str(getattr(inputs.get(form.inputs[0].name), "dtype", "")) if form.inputs else ""

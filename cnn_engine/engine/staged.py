@@ -243,10 +243,7 @@ class StagedEngine(Engine):
         out: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Runs the graph once: see :meth:`Engine.run`. Arrays are NumPy's."""
-        if not isinstance(inputs, Mapping):
-            raise expected("inputs", "a mapping from names to arrays", type(inputs).__name__)
-        if out is not None and not isinstance(out, Mapping):
-            raise expected("out", "a mapping from names to arrays", type(out).__name__)
+        arguments.check_mappings(inputs, out)
         views, _ = arguments.of_graph(self.form, conversion.inputs_of(self.form, inputs), False)
         arguments.wanted_outputs(self.form, outputs, out or {})
         found = self._pass(self._on_host(views))
