@@ -225,8 +225,8 @@ class Graph:
 
     @cached_property
     def is_quantized(self) -> bool:
-        """Whether integers of the graph stand for floats."""
-        return any("quantize" in node.op.kind for node in self.nodes)
+        """Whether integers of the graph stand for floats; a table's do, too."""
+        return any("quantize" in node.op.kind or node.op.kind == "lookup" for node in self.nodes)
 
     @cached_property
     def is_substituted(self) -> bool:
