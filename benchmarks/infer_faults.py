@@ -25,8 +25,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from cnn_engine import cli
-from cnn_engine.devices.cpu import CpuDevice
+from cnn_engine import cli, devices
 from cnn_engine.measure import environment
 from cnn_engine.workload import get
 
@@ -44,6 +43,7 @@ class Stand:
 
     Attributes:
         inputs: a folder of tars.
+        device: of the workers.
         seconds: that a run takes.
         wanted: file -> bytes of the undisturbed run.
     """
@@ -51,13 +51,14 @@ class Stand:
     inputs: Path
     folder: Path
     random: random.Random
+    device: str = "cpu"
     seconds: float = 0.0
     wanted: dict[str, bytes] = field(default_factory=dict)
 
     def command(self, output: Path, *more: str) -> list[str]:
         return [
             sys.executable, "-m", "cnn_engine.infer", str(self.inputs), "--output", str(output),
-            "--device", "cpu", "--workers", "2", "--no-ceilings", "--quiet",
+            "--device", self.device, "--workers", "2", "--no-ceilings", "--quiet",
             "--shard-size", str(max(path.stat().st_size for path in self.inputs.iterdir())), *more,
         ]  # fmt: skip
 
@@ -297,9 +298,9 @@ def mended(stand: Stand, name: str, output: Path) -> tuple[int, bool]:
     return code, good
 
 
-def stand_in(folder: Path, images: int, tars: int, seed: int) -> Stand:
+def stand_in(folder: Path, images: int, tars: int, seed: int, device: str) -> Stand:
     """Returns a data set in ``folder`` with an undisturbed run."""
-    stand = Stand(folder / "in", folder, random.Random(seed))
+    stand = Stand(folder / "in", folder, random.Random(seed), device)
     make_inputs(stand.inputs, images, tars)
     begin = time.monotonic()
     code = end(stand.start(folder / "undisturbed"))
@@ -320,11 +321,17 @@ def main(arguments: list[str] | None = None) -> int:
     p.add_argument("--images", type=int, default=12_000)
     p.add_argument("--tars", type=int, default=40)
     p.add_argument("--seed", type=int, default=0)
+    p.add_argument(
+        "--device",
+        default="cpu",
+        help="of the two workers (default: cpu; cuda: a GPU each in turn)",
+    )
     p.add_argument("--only", action="append", choices=names, help="may be given again")
     p.add_argument("--add", action="store_true", help="to the tries in --json's file")
     options = p.parse_args(arguments)
     found = result_file.ResultFile(
-        "infer_faults", options, arguments, environment=environment.describe(CpuDevice()),
+        "infer_faults", options, arguments,
+        environment=environment.describe(devices.select(options.device)),
         commands=[], faults=[],
     )  # fmt: skip
     document = found.document
@@ -332,7 +339,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.add and options.json and Path(options.json).exists():
         known = json.loads(Path(options.json).read_text())
         document |= {key: known[key] for key in ("commands", "faults")}
-    stand = stand_in(Path(options.work), options.images, options.tars, options.seed)
+    stand = stand_in(Path(options.work), options.images, options.tars, options.seed, options.device)
     ran: dict[str, Any] = {
         "command": document.pop("command"),
         "commit": document["environment"]["commit"],
