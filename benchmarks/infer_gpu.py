@@ -1,9 +1,9 @@
 """infer on the GPUs of one machine: ``python -m benchmarks.infer_gpu --data DIR --output DIR``.
 
-Ten and forty million images of 32x32 as arrays by CIFAR-10's network, and 100,000 JPEGs of 500x375 by
-torchvision's ResNet-50, on one GPU and on two, with 16 CPUs each. Each run's report is appended to
-``runs.jsonl`` as it ends, so that what was done stays; the same command goes on with what is missing. Needs
-the extras ``infer`` and ``export``, and torchvision.
+Ten and forty million images of 32x32 as arrays by CIFAR-10's network, 100,000 JPEGs of 500x375 by
+torchvision's ResNet-50, and 8,000 of them by a detector, on one GPU and on two, with 16 CPUs each. Each run's
+report is appended to ``runs.jsonl`` as it ends, so that what was done stays; the same command goes on with
+what is missing. Needs the extras ``infer`` and ``export``, and torchvision.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -46,32 +47,45 @@ class Run:
     """What is run.
 
     Attributes:
-        images: arrays where there are so many that they are a multiple of :data:`ARRAY_IMAGES`, else JPEGs.
+        input: ``arrays``, ``jpegs``, or ``detector``: JPEGs by :func:`detector`.
+        images: of arrays a multiple of :data:`ARRAY_IMAGES`, else of :data:`JPEGS`.
         gpus: that it may use, with :data:`CPUS_A_GPU` CPUs each.
         workers: a number or ``auto``.
         shard: bytes of input in a shard, as ``--shard-size`` has them; ``auto`` leaves them to the rule.
     """
 
+    input: str
     images: int
     gpus: int
     workers: str = "auto"
     shard: str = "auto"
 
-    @property
-    def arrays(self) -> bool:
-        return self.images % ARRAY_IMAGES == 0
-
     def __str__(self) -> str:
-        kind = "arrays" if self.arrays else "jpegs"
-        return f"{kind}-{self.images}-{self.gpus}-{self.workers}-{self.shard}"
+        return f"{self.input}-{self.images}-{self.gpus}-{self.workers}-{self.shard}"
 
 
 RUNS = [
-    Run(10_000_000, 1), Run(10_000_000, 2), Run(40_000_000, 1), Run(40_000_000, 2), Run(40_000_000, 2, "4"),
-    Run(100_000, 2), Run(100_000, 1),
+    Run("arrays", 10_000_000, 1),
+    Run("arrays", 10_000_000, 2),
+    Run("arrays", 40_000_000, 1),
+    Run("arrays", 40_000_000, 2),
+    Run("arrays", 40_000_000, 2, "4"),
+    Run("jpegs", 100_000, 2),
+    Run("jpegs", 100_000, 1),
+    Run("detector", 8_000, 1),
+    Run("detector", 8_000, 2),
     # For memory, beside ten million.
-    Run(1_000_000, 1),
-]  # fmt: skip
+    Run("arrays", 1_000_000, 1),
+]
+
+#: Kind of run -> its ONNX file, what makes the network, its preprocessing, and options of infer.
+NETWORKS = {
+    "jpegs": ("resnet50.onnx", "torchvision.models:resnet50", "imagenet", ("--top", "5")),
+    "detector": (
+        "detector.onnx", "benchmarks.infer_gpu:detector", "letterbox=640,fill=114",
+        ("--dtype", "float16"),
+    ),
+}  # fmt: skip
 
 
 @cli.command
@@ -114,22 +128,56 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parsed(name: str) -> Run:
     """Returns the run of that name."""
-    _, images, gpus, *others = name.split("-")
-    return Run(int(images), int(gpus), *others)
+    kind, images, gpus, *others = name.split("-")
+    return Run(kind, int(images), int(gpus), *others)
 
 
 def folder_of(data: Path, run: Run) -> Path:
     """Returns the folder of the run's images."""
-    return data / f"{'arrays' if run.arrays else 'jpegs'}-{run.images}"
+    return data / f"{'arrays' if run.input == 'arrays' else 'jpegs'}-{run.images}"
+
+
+def detector() -> Any:
+    """Returns a detector of random weights with YOLOv8's outputs, [N, 84, 8400] of images [N, 3, 640, 640].
+
+    Its features are those of torchvision's MobileNetV3: little work, so that decoding is what is looked at.
+    """
+    import torch
+    from torchvision.models import mobilenet_v3_large
+
+    class Detector(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layers = mobilenet_v3_large(weights=None).features
+            self.stages = torch.nn.ModuleList([layers[:7], layers[7:13], layers[13:16]])
+            self.heads = torch.nn.ModuleList(torch.nn.Conv2d(n, 84, 1) for n in (40, 112, 160))
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            found = []
+            for stage, head, stride in zip(self.stages, self.heads, (8, 16, 32), strict=True):
+                images = stage(images)
+                values = head(images).flatten(2)
+                found.append(torch.cat([values[:, :4] * stride, values[:, 4:].sigmoid()], 1))
+            return torch.cat(found, 2)
+
+    return Detector()
 
 
 def make(data: Path, run: Run, cifar: Path | None) -> None:
     """Makes the run's images, under many names, and its model, where they are not there."""
+    data.mkdir(parents=True, exist_ok=True)
+    if run.input in NETWORKS:
+        name, function, preprocess, _ = NETWORKS[run.input]
+        model = data / name
+        if not model.is_file():
+            size = re.search(r"letterbox=(\d+)", preprocess)
+            shape = ["--input-shape", f"3,{size[1]},{size[1]}"] if size else []
+            subprocess.run([sys.executable, "-m", "cnn_engine.export", function, *shape,
+                            "--output", str(model)], check=True, stdout=subprocess.DEVNULL)  # fmt: skip
     folder = folder_of(data, run)
     if folder.is_dir():
         return
-    data.mkdir(parents=True, exist_ok=True)
-    if run.arrays:
+    if run.input == "arrays":
         first = data / "images.npy"
         if not first.is_file():
             images = np.lib.format.open_memmap(first, "w+", np.uint8, (ARRAY_IMAGES, 3, 32, 32))
@@ -143,10 +191,6 @@ def make(data: Path, run: Run, cifar: Path | None) -> None:
         tars = make_tars(data)
         times = run.images // JPEGS
         names = [(path, f"{path.stem}-{n:03d}.tar") for n in range(times) for path in tars]
-        model = data / "resnet50.onnx"
-        if not model.is_file():
-            subprocess.run([sys.executable, "-m", "cnn_engine.export", "torchvision.models:resnet50",
-                            "--output", str(model)], check=True, stdout=subprocess.DEVNULL)  # fmt: skip
     folder.mkdir()
     for source, name in names:
         os.link(source, folder / name)
@@ -197,9 +241,9 @@ def measured(options: argparse.Namespace, run: Run) -> dict[str, Any]:
     ]  # fmt: skip
     if run.shard != "auto":
         words += ["--shard-size", run.shard]
-    if not run.arrays:
-        model = str(options.data / "resnet50.onnx")
-        words += ["--model", model, "--preprocess", "imagenet", "--top", "5"]
+    if run.input in NETWORKS:
+        model, _, preprocess, more = NETWORKS[run.input]
+        words += ["--model", str(options.data / model), "--preprocess", preprocess, *more]
     cpus = sorted(os.sched_getaffinity(0))[: run.gpus * CPUS_A_GPU]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[: run.gpus]
     environment = dict(os.environ, CUDA_VISIBLE_DEVICES=",".join(visible))
@@ -250,20 +294,23 @@ def page(rows: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     good = [row for row in rows if "error" not in row]
-    alone = {
-        (row["images"], row.get("shard")): row["images_per_s"] for row in good if row["gpus"] == 1
-    }
+
+    def compared(row: dict[str, Any]) -> tuple:
+        return row["run"].partition("-")[0], row["images"], row.get("shard")
+
+    alone = {compared(row): row["images_per_s"] for row in good if row["gpus"] == 1}
     for row in rows:
         if "error" in row:
             lines.append(f"| {row['run']} | failed: {row['error'][:200]} |")
             continue
-        one = alone.get((row["images"], row.get("shard")))
+        one = alone.get(compared(row))
         share = units.percent(row["images_per_s"] / (row["gpus"] * one)) if one else ""
         ceilings = " | ".join(
             units.number(row["ceilings"][name]["images_per_s"]) if name in row["ceilings"] else ""
             for name in COLUMNS
         )
-        kind = "arrays" if row["run"].startswith("arrays") else "JPEGs"
+        kind = row["run"].partition("-")[0]
+        kind = {"jpegs": "JPEGs", "detector": "JPEGs, a detector"}.get(kind, kind)
         lines.append(
             f"| {row['images']:,} {kind} | {row['gpus']} | {row['workers']} | "
             f"{units.number(row['images_per_s'])} | {share} | {row['working_s']:.1f} of "
