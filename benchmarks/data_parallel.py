@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,12 @@ def main(arguments: list[str] | None = None) -> int:
         "--fast", type=int, nargs="*", default=[4096, 16384], help="batches to time"
     )
     parser.add_argument("--fast-epochs", type=int, default=40)
+    parser.add_argument(
+        "--lanes",
+        type=int,
+        default=1,
+        help="runs side by side; then rates are no measure, losses are",
+    )
     options = parser.parse_args(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / "data_parallel.json"
@@ -54,11 +61,13 @@ def main(arguments: list[str] | None = None) -> int:
     done = {tuple(row[key] for key in JOB) for row in rows}
     jobs = [(ranks, seed, options.batch, options.epochs) for seed in SEEDS for ranks in (1, 2)]
     jobs += [(ranks, 0, batch, options.fast_epochs) for batch in options.fast for ranks in (1, 2)]
-    for ranks, seed, batch, epochs in (job for job in jobs if job not in done):
-        rows.append(run(options, ranks, seed, batch, epochs))
-        shown = {key: value for key, value in rows[-1].items() if key not in ("log", "environment")}
-        print(shown, flush=True)
-        path.write_text(json.dumps({"rows": rows}, indent=1) + "\n", "utf-8")
+    missing = [job for job in jobs if job not in done]
+    with ThreadPoolExecutor(options.lanes) as pool:
+        for row in pool.map(lambda job: run(options, *job), missing):
+            rows.append(row)
+            shown = {key: value for key, value in row.items() if key not in ("log", "environment")}
+            print(shown, flush=True)
+            path.write_text(json.dumps({"rows": rows}, indent=1) + "\n", "utf-8")
     (options.output / "README.md").write_text(page(rows), "utf-8")
     if unavailable() is None:
         draw(rows, options.output / "loss.png")
