@@ -30,8 +30,8 @@ data="${CNN_ENGINE_TEST_DATA:-../shared/data}"
 steps=("$@")
 [ ${#steps[@]} -gt 0 ] || steps=(build test sanitize tables laboratory documented peers)
 
-build() {  # for the GPU that is here, into this folder
-  CNN_ENGINE_CUDA=on python3 -m pip install --no-build-isolation --no-deps -e . >"$OUT/build.log" 2>&1 ||
+build() {  # OPTION...: of CMake's; for the GPU that is here, into this folder
+  CNN_ENGINE_CUDA=on CMAKE_ARGS="${CMAKE_ARGS:-} $*" python3 -m pip install --no-build-isolation --no-deps -e . >"$OUT/build.log" 2>&1 ||
     { tail -n 60 "$OUT/build.log"; return 1; }
   python3 -m cnn_engine.doctor | tee "$OUT/doctor.txt"
 }
@@ -63,28 +63,36 @@ watched() {  # TOOL OPTION...: one process of tests; its output is named by the 
   echo "$name: $(grep -E '[0-9]+ passed' "$OUT/$name.txt" | tail -n 1); $(grep -E '(ERROR|RACECHECK) SUMMARY' "$OUT/$name.txt" | tail -n 1)"
 }
 
+watched_by() {  # TOOL: the commands of its processes
+  local tool=$1 file fused left='not real_images and not torch'
+  # Billions of elements, none of them in shared memory: racecheck takes minutes.
+  [ "$tool" != racecheck ] || left="$left and not 32_bits"
+  # shellcheck disable=SC2086
+  for file in ${SANITIZE:-"${operators[@]}"}; do echo "watched $tool $file -k '$left'"; done
+  [ -z "${SANITIZE:-}" ] || return 0
+  # What a warp's sums take is estimated from the clock, which the tool slows unevenly.
+  [ "$tool" != initcheck ] || left="$left and not timed_parts"
+  fused="tests/kernels_cuda/test_fused_cuda.py tests/engine/test_engine.py tests/engine/test_predict.py"
+  if [ "$tool" = racecheck ]; then  # an hour for all: each route of the fused kernels, in each dtype
+    fused=$(echo tests/kernels_cuda/test_fused_cuda.py::test_against_reference\[{cifar10,ece408}-{float32,float16,bfloat16}-{1,33,133}\] \
+      tests/kernels_cuda/test_fused_cuda.py::test_clusters_that_take_several_images\[{cifar10,ece408}-{float32,float16,bfloat16}-{34,96}\] \
+      tests/kernels_cuda/test_fused_cuda.py::test_with_the_shared_memory_of_smaller_devices\[cifar10-{float32,float16}-{101376,166912}-133\] \
+      tests/kernels_cuda/test_fused_cuda.py::test_timed_parts\[cifar10-float{32,16}-None\])
+  fi
+  echo "watched $tool $fused -k '$left'"
+}
+
 sanitize() {  # CUPTI's tests are left out: two tools cannot watch one process
-  local tool file fused left
+  local tool failed=0
   export -f watched
   export CNN_ENGINE_TEST_REPEATS=1  # a tool sees a race in one pass, and takes seconds for it
-  for tool in memcheck racecheck initcheck synccheck; do
-    left='not real_images and not torch'
-    # Billions of elements, none of them in shared memory: racecheck takes minutes.
-    [ "$tool" != racecheck ] || left="$left and not 32_bits"
-    # shellcheck disable=SC2086
-    for file in ${SANITIZE:-"${operators[@]}"}; do echo "watched $tool $file -k '$left'"; done
-    [ -z "${SANITIZE:-}" ] || continue
-    # What a warp's sums take is estimated from the clock, which the tool slows unevenly.
-    [ "$tool" != initcheck ] || left="$left and not timed_parts"
-    fused="tests/kernels_cuda/test_fused_cuda.py tests/engine/test_engine.py tests/engine/test_predict.py"
-    if [ "$tool" = racecheck ]; then  # an hour for all: each route of the fused kernels, in each dtype
-      fused=$(echo tests/kernels_cuda/test_fused_cuda.py::test_against_reference\[{cifar10,ece408}-{float32,float16,bfloat16}-{1,33,133}\] \
-        tests/kernels_cuda/test_fused_cuda.py::test_clusters_that_take_several_images\[{cifar10,ece408}-{float32,float16,bfloat16}-{34,96}\] \
-        tests/kernels_cuda/test_fused_cuda.py::test_with_the_shared_memory_of_smaller_devices\[cifar10-{float32,float16}-{101376,166912}-133\] \
-        tests/kernels_cuda/test_fused_cuda.py::test_timed_parts\[cifar10-float{32,16}-None\])
-    fi
-    echo "watched $tool $fused -k '$left'"
-  done | xargs -d '\n' -n 1 -P "${SANITIZE_JOBS:-1}" bash -c
+  for tool in memcheck initcheck synccheck racecheck; do
+    # racecheck does not follow barriers at which one lane arrives for its warp: in a build of its own all do.
+    [ "$tool" != racecheck ] || build -DCMAKE_CUDA_FLAGS=-DCNN_ENGINE_FOR_RACECHECK
+    watched_by "$tool" | xargs -d '\n' -n 1 -P "${SANITIZE_JOBS:-1}" bash -c || failed=1
+  done
+  build -DCMAKE_CUDA_FLAGS=
+  return "$failed"
 }
 
 tables() {  # the published tables: every variant in every data mode, one image a pass
