@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 CONVOLUTIONS = [
     (64, 64, 3, 1, 1), (96, 40, 1, 1, 1), (128, 256, 3, 2, 1), (3, 64, 3, 1, 1), (3, 32, 7, 2, 1),
     (1, 16, 5, 1, 1), (4, 24, 6, 1, 1), (10, 12, 3, 1, 1), (64, 64, 3, 1, 4), (64, 64, 3, 1, 64),
-    (64, 64, 7, 1, 64),
+    (64, 64, 7, 1, 64), (128, 128, 3, 1, 32), (48, 96, 3, 2, 12),
 ]  # fmt: skip
 
 
@@ -28,12 +28,12 @@ def beside_float64(
     dtype: str = "float32",
     joined: np.ndarray | None = None,
 ) -> None:
-    """Compares an engine's outputs with float64's; where ``joined`` holds, NaN is right as well."""
+    """Compares an engine's outputs with float64's; where ``joined`` [N, K, H, W] holds, NaN is right, too."""
     with np.errstate(all="ignore"):
         ((_, wanted),) = reference(engine._base, {"x": x}).items()
     ((_, found),) = engine.run({"x": x}).items()
     if joined is not None:
-        found = np.where(np.isnan(found) & joined[:, None], wanted.astype(np.float32), found)
+        found = np.where(np.isnan(found) & joined, wanted.astype(np.float32), found)
     finite = np.isfinite(wanted) & (np.abs(wanted) < 3e38)
     there = np.abs(wanted[finite]).max(initial=1e-30)
     unit = {"float32": tolerances.EPS, "tf32": 2.0**-10, "bfloat16": 2.0**-7}[dtype]
@@ -56,11 +56,23 @@ def network(
     return model(nodes, [tensor("x", [2, channels, 13, 13])], [made], constants).SerializeToString()
 
 
-def in_windows(x: np.ndarray, side: int, stride: int) -> np.ndarray:
-    """Returns the positions [N, OH, OW] whose windows hold what is no finite number, in any channel."""
-    none = np.pad(~np.isfinite(x).all(axis=1), ((0, 0), *[(side // 2, side // 2)] * 2))
-    windows = np.lib.stride_tricks.sliding_window_view(none, (side, side), axis=(1, 2))
-    return windows[:, ::stride, ::stride].any(axis=(-2, -1))
+def in_windows(x: np.ndarray, filters: int, side: int, stride: int, groups: int) -> np.ndarray:
+    """Returns the outputs [N, K, H, W] whose windows hold what is no finite number, in their group."""
+    n, channels, *sizes = x.shape
+    none = ~np.isfinite(x.reshape(n, groups, channels // groups, *sizes)).all(axis=2)
+    none = np.pad(none, ((0, 0), (0, 0), *[(side // 2, side // 2)] * 2))
+    windows = np.lib.stride_tricks.sliding_window_view(none, (side, side), axis=(2, 3))
+    reached = windows[:, :, ::stride, ::stride].any(axis=(-2, -1))
+    return np.repeat(reached, filters // groups, axis=1)
+
+
+def in_joined_groups(engine: Engine, x: np.ndarray, case: tuple[int, ...]) -> np.ndarray:
+    """Returns the outputs of other groups than its own that what is no finite number reaches."""
+    _, filters, side, stride, groups = case
+    ran = engine._plans.open().placed(len(x), False).graph
+    (left,) = (node.op.groups for node in ran.nodes if node.op.kind.startswith("conv2d"))
+    own = in_windows(x, filters, side, stride, groups)
+    return in_windows(x, filters, side, stride, left) & ~own
 
 
 @pytest.mark.parametrize("dtype", ["float32", "tf32", "bfloat16"])
@@ -68,7 +80,8 @@ def in_windows(x: np.ndarray, side: int, stride: int) -> np.ndarray:
 def test_an_infinity_reaches_its_windows_alone(case, dtype):
     """As infinities of the weights' signs, which clip holds; where both signs meet, as NaN.
 
-    In groups that are joined it reaches the same windows of the others, as NaN: their weights for it are 0.
+    It reaches the same windows of the groups that are joined with its own, as NaN: their weights for it are
+    0. Of no other group.
     """
     rng = np.random.default_rng(9)
     x = np.abs(rng.standard_normal((2, case[0], 13, 13))).astype(np.float32)
@@ -79,7 +92,7 @@ def test_an_infinity_reaches_its_windows_alone(case, dtype):
             some[place] = value
         for options in ({}, {"positive": True, "clip": True}):
             with Engine(network(*case, **options), device="cuda", dtype=dtype) as engine:
-                joined = in_windows(some, case[2], case[3]) if 1 < case[4] < case[0] else None
+                joined = in_joined_groups(engine, some, case) if case[4] > 1 else None
                 beside_float64(engine, some, case[0] // case[4] * case[2] ** 2, dtype, joined)
 
 
