@@ -334,6 +334,7 @@ FUSE = Repeated(
 
 LAY_OUT_ON_CPU = Repeated(
     (
+        _pass(passes.order_filters, "a pixel shuffle moves vectors of channels"),
         _pass(passes.channels_last, "the fastest convolutions read images [N, H, W, C]"),
         _pass(passes.convolve_matmuls, "matrix products over channels are 1x1 convolutions"),
         _pass(passes.convolve_rows, "matrix products of rows are 1x1 convolutions with epilogues"),
@@ -350,6 +351,7 @@ LAY_OUT_ON_CPU = Repeated(
 
 LAY_OUT_ON_CUDA = Repeated(
     (
+        _pass(passes.order_filters, "a pixel shuffle moves vectors of channels"),
         Pass("align_channels", _align_channels, "kernels read channels in whole vectors"),
         _pass(
             passes.channels_last, "the fastest convolutions read images [N, H, W, C]", shuffles=True

@@ -17,7 +17,7 @@ from cnn_engine.graph.graph import Graph, Node, Value
 from cnn_engine.graph.passes.fuse.patterns import CONV2D_SUM
 from cnn_engine.graph.reference import reference
 from cnn_engine.operators.average_pool2d import AveragePool2d
-from cnn_engine.operators.binary import Add, Div, Mul, Sub
+from cnn_engine.operators.binary import Add, Div, Mul, Prelu, Sub
 from cnn_engine.operators.cast import Cast
 from cnn_engine.operators.conv2d import Conv2d
 from cnn_engine.operators.conv_transpose2d import ConvTranspose2d
@@ -29,7 +29,17 @@ from cnn_engine.operators.pad import Pad
 from cnn_engine.operators.pad2d import Pad2d
 from cnn_engine.operators.reduce import ReduceMean
 from cnn_engine.operators.shaping import Concat, DepthToSpace, Reshape, Slice, Transpose
-from cnn_engine.operators.unary import Clip, Erf, Gelu, HardSigmoid, HardSwish, Relu, Sigmoid, Swish
+from cnn_engine.operators.unary import (
+    Clip,
+    Erf,
+    Gelu,
+    HardSigmoid,
+    HardSwish,
+    LeakyRelu,
+    Relu,
+    Sigmoid,
+    Swish,
+)
 
 
 class Builder:
@@ -370,6 +380,23 @@ def test_swish_and_hard_swish():
     z = b.add(Mul(), b.add(HardSigmoid(1 / 6, 0.5), y), y)
     after = same(b.graph(z), passes.recognise_activations)
     assert [node.op for node in after.nodes] == [Swish(), HardSwish()]
+
+
+@pytest.mark.parametrize("shape", [(1,), (4, 1, 1), ()])
+def test_a_prelu_of_one_slope_is_a_leaky_relu(shape):
+    b = Builder(2, 4, 3, 3)
+    before = b.graph(b.add(Prelu(), "x", b.number(np.full(shape, 0.25))))
+    after = same(before, passes.recognise_activations)
+    assert [node.op for node in after.nodes] == [LeakyRelu(0.25)]
+
+
+@pytest.mark.parametrize(
+    "slopes", [[0.25, 0.25, 0.25, 0.5], [np.nan] * 4, [0.25, 0.25, np.nan, 0.25]]
+)
+def test_a_prelu_of_several_slopes_stays(slopes):
+    b = Builder(2, 4, 3, 3)
+    before = b.graph(b.add(Prelu(), "x", b.number(np.reshape(slopes, (4, 1, 1)))))
+    assert passes.recognise_activations(before) is before
 
 
 def test_a_sixth_may_be_float32s():

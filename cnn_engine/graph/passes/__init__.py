@@ -23,7 +23,7 @@ from .canonical.identities import drop_identities, merge_shapes, reshape_ones
 from .canonical.padding import fold_padding
 from .canonical.parallel import merge_parallel
 from .canonical.scales import factor_scales, split_sums
-from .canonical.transposes import compose_transposes, order_weights
+from .canonical.transposes import compose_transposes, order_filters, order_weights
 from .fuse.conv_pairs import fuse_conv_pairs
 from .fuse.epilogues import EPILOGUES, EPILOGUES_ON_CUDA, fuse_activations, fuse_residuals
 from .fuse.pointwise import fuse_pointwise
@@ -68,6 +68,7 @@ __all__ = [
     "merge_parallel",
     "merge_shapes",
     "nest_concatenations",
+    "order_filters",
     "order_weights",
     "lower_convolutions",
     "pool_before_convolutions",

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 
-from ....operators.binary import Add, Div, Mul
-from ....operators.unary import Erf, Gelu, HardSigmoid, HardSwish, Sigmoid, Swish
+from ....operators.binary import Add, Div, Mul, Prelu
+from ....operators.unary import Erf, Gelu, HardSigmoid, HardSwish, LeakyRelu, Sigmoid, Swish
 from ...graph import Graph, Node
-from ..rewriting import Rewrites, covering, only_user
+from ..rewriting import Rewrites, constant, covering, only_user
 
 
 def recognise_activations(graph: Graph) -> Graph:
-    """Makes one node of x * sigmoid(x), x * hard_sigmoid(x) and x * (1 + erf(x / sqrt 2)) / 2."""
+    """Makes one node of x * sigmoid(x), x * hard_sigmoid(x) and x * (1 + erf(x / sqrt 2)) / 2.
+
+    A PReLU of one slope is a leaky ReLU.
+    """
     rewrites = Rewrites(graph)
     for node in graph.nodes:
-        if not isinstance(node.op, Mul):
-            continue
-        found = _swish(graph, node) or _gelu(graph, node)
+        if isinstance(node.op, Mul):
+            found = _swish(graph, node) or _gelu(graph, node)
+        else:
+            found = _leaky_relu(graph, node)
         if found is None:
             continue
         op, x, nodes = found
@@ -45,6 +49,18 @@ def _swish(graph: Graph, node: Node):
         if sixth and gate.op.beta == 0.5:
             return HardSwish(), x, [gate, node]
     return None
+
+
+def _leaky_relu(graph: Graph, node: Node):
+    slopes = constant(graph, node, 1) if isinstance(node.op, Prelu) else None
+    if (
+        slopes is None
+        or slopes.dtype.kind != "f"
+        or slopes.size == 0
+        or (slopes != slopes.flat[0]).any()
+    ):
+        return None  # several slopes, a NaN among them, or integers, which have no leaky ReLU
+    return LeakyRelu(float(slopes.flat[0])), node.inputs[0], [node]
 
 
 def _number(graph: Graph, name: str | None) -> float | None:

@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from ....operators.channels_last import TO_FIRST
+from ....operators.conv2d import Conv2d
 from ....operators.linear import Linear
-from ....operators.shaping import Reshape, Transpose
+from ....operators.shaping import DepthToSpace, Reshape, Transpose
 from ...graph import Graph, Node
 from ..rewriting import Rewrites, constant, covering, only_user
 
@@ -46,6 +47,40 @@ def order_weights(graph: Graph) -> Graph:
             [*before, linear], [made, shaped], "its order is that of the weights",
             {name: np.ascontiguousarray(columns).reshape(weight.shape)},
         )  # fmt: skip
+    return rewrites.apply()
+
+
+def order_filters(graph: Graph) -> Graph:
+    """Has convolutions order the channels of a pixel shuffle so that whole vectors of them move.
+
+    ``CRD``, which PyTorch exports, moves each channel by itself; ``DCR`` moves C of them at once.
+    """
+    rewrites = Rewrites(graph)
+    for shuffle in graph.nodes:
+        if type(shuffle.op) is not DepthToSpace or shuffle.op.mode != "CRD":
+            continue
+        conv = graph.producers.get(shuffle.inputs[0])
+        if (
+            conv is None
+            or type(conv.op) is not Conv2d
+            or conv.op.groups != 1
+            or len(conv.inputs) > 3
+        ):
+            continue
+        arrays = [constant(graph, conv, place) for place in range(1, len(conv.inputs))]
+        alone = only_user(graph, conv.outputs[0]) is shuffle and rewrites.free(conv, shuffle)
+        if not alone or any(array is None for array in arrays):
+            continue
+        block = shuffle.op.block**2
+        constants = {
+            rewrites.fresh(f"{conv.name}.{word}"): np.ascontiguousarray(
+                array.reshape(-1, block, *array.shape[1:]).swapaxes(0, 1)
+            ).reshape(array.shape)
+            for word, array in zip(("weight", "bias"), arrays, strict=False)
+        }
+        made = replace(conv, inputs=(conv.inputs[0], *constants))
+        moved = replace(shuffle, op=replace(shuffle.op, mode="DCR"))
+        rewrites.replace([conv, shuffle], [made, moved], "channels move as vectors", constants)
     return rewrites.apply()
 
 

@@ -39,7 +39,15 @@ from ....operators.quantized_pointwise import QuantizedAdd, QuantizedMean, Quant
 from ....operators.reduce import Reduce
 from ....operators.region import Region
 from ....operators.resize import Resize
-from ....operators.shaping import Concat, Reshape, Slice, Split, Transpose
+from ....operators.shaping import (
+    Concat,
+    DepthToSpace,
+    Reshape,
+    Slice,
+    SpaceToDepth,
+    Split,
+    Transpose,
+)
 from ....operators.softmax import Softmax
 from ....operators.unary import Unary
 from ...graph import Graph, Node, Note
@@ -157,6 +165,9 @@ class _Layouts:
                 if shuffle:
                     self._shuffle(*shuffle)
                     continue
+            if type(node.op) in (DepthToSpace, SpaceToDepth) and self._turns(node):
+                self._blocks(node)
+                continue
             op = self._op(node)
             if op is None:
                 self._keep(node)
@@ -236,6 +247,33 @@ class _Layouts:
         self._write(apart, both, (self.value(apart.inputs[0], True),))
         self._write(turn, Transpose((0, 1, 2, 4, 3)), turn.inputs)
         self._write(back, Reshape((n, h, w, groups * members), allow_zero=True), back.inputs)
+
+    def _turns(self, node: Node) -> bool:
+        """Whether ``node`` moves values that this pass lays with their channels last."""
+        name = node.inputs[0]
+        return self.is_last(name) and not (
+            self._integers and self.graph.values[name].dtype not in EIGHT_BITS
+        )
+
+    def _blocks(self, node: Node) -> None:
+        """Writes down a depth-to-space or its reverse: one transpose of six dimensions."""
+        op, (name,) = node.op, node.inputs
+        n, c, h, w = self._shape(name)
+        b = op.block
+        if type(op) is SpaceToDepth:
+            apart, perm = (n, h // b, b, w // b, b, c), (0, 1, 3, 2, 4, 5)
+        elif op.mode == "DCR":
+            apart, perm = (n, h, w, b, b, c // b**2), (0, 1, 3, 2, 4, 5)
+        else:
+            apart, perm = (n, h, w, c // b**2, b, b), (0, 1, 4, 2, 5, 3)
+        made, turned = (self._fresh(f"{name} {word}") for word in ("blocks", "turned"))
+        self._nodes += (
+            Node(self._fresh(f"{node.name}.blocks"), Reshape(apart, allow_zero=True),
+                 (self.value(name, True),), (made,)),
+            Node(self._fresh(f"{node.name}.turned"), Transpose(perm), (made,), (turned,)),
+        )  # fmt: skip
+        n, c, h, w = self._shape(node.outputs[0])
+        self._write(node, Reshape((n, h, w, c), allow_zero=True), (turned,))
 
     def _input(self, node: Node, place: int, op: Operator) -> str | None:
         name = node.inputs[place]
