@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -55,7 +55,7 @@ def parser() -> cli.ArgumentParser:
     p = result_file.parser("low_batch", __doc__, "json", "markdown", "chart")
     p.add_argument(
         "--network", nargs="+", default=list(NETWORKS), metavar="NAME",
-        help="names as benchmarks.models has them, or module:function",
+        help="names as benchmarks.models has them, module:function, or dense: those of dense_networks",
     )  # fmt: skip
     p.add_argument(
         "--batch", nargs="+", type=cli.whole_number(1, 1024), default=list(BATCHES), metavar="N"
@@ -105,6 +105,16 @@ def parser() -> cli.ArgumentParser:
     return p
 
 
+def _named(networks: Iterable[str]) -> Iterator[str]:
+    for name in networks:
+        if name == "dense":
+            from . import dense_networks  # which needs PyTorch
+
+            yield from dense_networks.NAMES
+        else:
+            yield name
+
+
 def _size(text: str) -> tuple[int, int]:
     """Returns rows and columns, such as of 224 or 192x160."""
     number = cli.whole_number(8, 4096)
@@ -117,6 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
     p = parser()
     options = p.parse_args(arguments)
+    options.network = [*_named(options.network)]
     if len(options.size) > 1 and not options.check:
         p.error("--size: expected one size without --check")
     if options.jobs and (options.check or options.size != [None]):

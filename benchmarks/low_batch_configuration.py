@@ -239,7 +239,7 @@ def steps_of(engine: Engine, batch: int) -> list[dict[str, Any]]:
     device = engine.device
     assert isinstance(device, CudaDevice)
     images = np.zeros((batch, *engine.network.input_shape), np.float32)
-    out = np.empty((batch, engine.network.classes), np.float32)
+    out = np.empty_like(engine.predict(images))
     plan = engine.plan_at(images.ctypes.data, out.ctypes.data, batch, images.dtype)
     found: list[list[float]] = [[] for _ in plan.steps]
     for _ in range(9):

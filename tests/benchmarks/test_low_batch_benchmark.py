@@ -256,6 +256,21 @@ def test_logits_alone_on_the_cpu(tmp_path, torchvision):
 
 
 @pytest.mark.gpu
+def test_networks_that_answer_for_each_pixel(tmp_path, torchvision):
+    dense_networks = pytest.importorskip("benchmarks.dense_networks")
+    wanted = ["benchmarks.dense_networks:espcn", *dense_networks.NAMES]
+    assert [*low_batch._named([wanted[0], "dense"])] == wanted
+    assert len(dense_networks.NAMES) == 12
+    file = tmp_path / "dense.json"
+    given = f"--network {wanted[0]} --device cpu --dtype float32 --batch 2 --check --json {file}"
+    assert low_batch.main(given.split()) == 0
+    ours, *peers = json.loads(file.read_text())["rows"]
+    assert ours["size"] == [256, 256]
+    assert ours["wrong"] is None
+    assert ours["error"] < 1e-5
+    assert peers
+
+
 def test_writes_what_it_measured(tmp_path, torchvision):
     arguments = (
         "--network mobilenet_v3_small --size 64 --batch 1 3 --dtype float16 --peers torch --rounds 2 "
