@@ -36,4 +36,6 @@ WORKLOAD = Workload(
     network=NETWORK,
     load_data=dataset.load,
     default_weights=Path(__file__).with_name("weights.safetensors"),
+    preprocess="resize=32,crop=32",
+    classes=dataset.CLASSES,
 )

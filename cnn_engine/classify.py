@@ -48,8 +48,10 @@ class Classifier:
 
     Args:
         model: what :class:`~cnn_engine.Engine` takes, such as the path of an ONNX file.
-        preprocess: how images are prepared, such as ``"imagenet"``; None: as the model's file says.
-        classes: a file of names (JSON, or a line each), or the names; None: those in the model's file.
+        preprocess: how images are prepared, such as ``"imagenet"``; None: as the model's file or the
+            :class:`~cnn_engine.Workload` says.
+        classes: a file of names (JSON, or a line each), or the names; None: those in the model's file or the
+            workload.
         options: of :class:`~cnn_engine.Engine`, such as ``device`` and ``threads``.
 
     Attributes:
@@ -75,6 +77,9 @@ class Classifier:
             raise UnsupportedError(f"{network.name}: {reason}; Engine.run takes any graph")
         if network.classes < 2:
             raise expected(network.name, "a network of at least 2 classes", network.classes)
+        if (workload := self.engine.workload) is not None:
+            preprocess = workload.preprocess if preprocess is None else preprocess
+            classes = workload.classes if classes is None else classes
         if isinstance(classes, os.PathLike):
             classes = os.fspath(classes)
         self.settings: ImageSettings = image_settings(network, preprocess, classes)

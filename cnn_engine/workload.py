@@ -163,12 +163,17 @@ class Workload:
             all there are); returns a :class:`Dataset` of that many. Raises :class:`InputError`.
         default_weights: the file that ``--weights default`` reads, or None where none is shipped.
         report_lines: extra lines of the text report, made from the result.
+        preprocess: how :class:`~cnn_engine.Classifier` prepares photos, as ``--preprocess`` has it; None: not
+            at all.
+        classes: the name of each class, where they have names.
     """
 
     network: Network | Model
     load_data: Callable[[str, int | None], Dataset]
     default_weights: Path | None = None
     report_lines: Callable[[Result], list[str]] | None = None
+    preprocess: str | None = None
+    classes: Sequence[str] | None = None
 
     @property
     def name(self) -> str:

@@ -46,4 +46,6 @@ def report_lines(result: Result) -> list[str]:
     return lines
 
 
-WORKLOAD = Workload(network=NETWORK, load_data=dataset.load, report_lines=report_lines)
+WORKLOAD = Workload(
+    network=NETWORK, load_data=dataset.load, report_lines=report_lines, classes=dataset.CLASSES
+)

@@ -13,6 +13,7 @@ from image_files import Image, picture, save
 from onnx import helper, numpy_helper
 
 import cnn_engine
+from cifar10 import dataset as cifar10
 from cnn_engine import Classifier, InputError, UnsupportedError, classify, run
 from cnn_engine.engine.engine import Engine
 from cnn_engine.infer import command as infer
@@ -238,3 +239,18 @@ def test_run_and_infer_prepare_as_the_file_says(folder, capsys):
     )
     table = parquet.read_table(out)
     np.testing.assert_allclose(table["outputs"].to_pylist(), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_photo_of_any_size_by_the_network_that_comes_with_its_weights(tmp_path, capsys):
+    photo = picture(70, 50, seed=3)
+    with Classifier("cifar10", device="cpu") as classifier:
+        found = classifier(photo)
+        pixels = images.pixels_of(photo, Preprocess(32, (32, 32)), (3, 32, 32))
+        wanted = classifier.engine.predict(pixels[None])[0]
+    assert [(one.name, one.number) for one in found] == [
+        (cifar10.CLASSES[n], n) for n in np.argsort(-wanted)[:5]
+    ]
+    path = str(save(tmp_path / "a.png", photo))
+    assert classify.main([path, "--device", "cpu", "--top", "1"]) == 0
+    _, line = capsys.readouterr().out.strip().split("\n")
+    assert line.split()[-1] == found[0].name
