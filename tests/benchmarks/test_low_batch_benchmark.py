@@ -255,7 +255,6 @@ def test_logits_alone_on_the_cpu(tmp_path, torchvision):
     assert all(one["error"] < 1e-6 and one["error_ratio"] > 0 for one in ours)
 
 
-@pytest.mark.gpu
 def test_networks_that_answer_for_each_pixel(tmp_path, torchvision):
     dense_networks = pytest.importorskip("benchmarks.dense_networks")
     wanted = ["benchmarks.dense_networks:espcn", *dense_networks.NAMES]
@@ -271,6 +270,7 @@ def test_networks_that_answer_for_each_pixel(tmp_path, torchvision):
     assert peers
 
 
+@pytest.mark.gpu
 def test_writes_what_it_measured(tmp_path, torchvision):
     arguments = (
         "--network mobilenet_v3_small --size 64 --batch 1 3 --dtype float16 --peers torch --rounds 2 "
