@@ -96,13 +96,15 @@ class Cumulative(Operator):
         return ((x.shape, x.dtype),)
 
     def reference(self, x):
-        x = np.moveaxis(float64(x), self.axis, 0)
-        x = x[::-1] if self.reverse else x
-        y = self.operation.accumulate(x, axis=0, dtype=x.dtype)
+        wide = float64(x)
+        view = np.flip(wide, self.axis) if self.reverse else wide
+        out = None if wide is x else view  # a copy is written over
+        y = self.operation.accumulate(view, axis=self.axis, dtype=wide.dtype, out=out)
         if self.exclusive:
+            y = np.moveaxis(y, self.axis, 0)
             first = np.full_like(y[:1], self.operation.identity)
-            y = np.concatenate([first, y[:-1]])[: len(y)]
-        return np.moveaxis(y[::-1] if self.reverse else y, 0, self.axis)
+            y = np.moveaxis(np.concatenate([first, y[:-1]])[: len(y)], 0, self.axis)
+        return np.flip(y, self.axis) if self.reverse else y
 
     def terms(self, inputs) -> int:
         return max(1, inputs[0].shape[self.axis])
