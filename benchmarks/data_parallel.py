@@ -148,7 +148,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|",
     ]
     count = len(one[0])
-    for epoch in sorted({0, 1, 3, *range(7, count, 4), count - 1}):
+    for epoch in sorted({0, 1, 3, *range(7, count, 4), count - 1} & {*range(count)}):
         values = " | ".join(f"{curve[epoch]:.4f}" for curve in (*one, *two))
         lines.append(f"| {epoch + 1} | {values} |")
     lines += [
