@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: The records by their classes' names, which are often ONNX's names.
 RECORDS = {record.__name__: record for record in KINDS.values()}
+#: Types of a record's fields that an attribute is read into, or a list of them into a tuple.
+TYPES = {"int": int, "bool": int, "float": float, "str": str}
 #: Operators whose outputs are not the same from run to run.
 RANDOM = (
     "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
@@ -358,10 +360,12 @@ class Call:
             if field.name in self._attributes:
                 value = self.attribute(field.name)
                 kind = str(field.type)
-                wanted = {"int": int, "bool": int, "float": float, "str": str}.get(kind)
-                if wanted is None or not isinstance(value, wanted):
+                many = kind.startswith("tuple[")
+                wanted = TYPES.get(kind.removeprefix("tuple[").removesuffix(", ...]"))
+                fits = wanted is not None and isinstance(value, list) == many
+                if not fits or not all(isinstance(v, wanted) for v in (value if many else [value])):
                     raise Refusal(field.name, f"expected {kind}, found {str(value)[:40]!r}")
-                values[field.name] = bool(value) if kind == "bool" else value
+                values[field.name] = {"bool": bool}.get(kind, tuple if many else wanted)(value)
         self.refuse_others()
         try:
             return record(**values)
