@@ -63,8 +63,9 @@ def parser() -> cli.ArgumentParser:
     p.add_argument("--dtype", nargs="+", choices=list(ITEM), default=list(DTYPES))
     p.add_argument(
         "--peers", nargs="*", choices=PEERS, default=["torch", "default"],
-        help="PyTorch in a CUDA graph, modes of torch.compile, which take up to minutes a cell, JAX, ONNX "
-        "Runtime's providers and TensorRT; one that is not installed is left out, and the result says so",
+        help="PyTorch in a CUDA graph, modes of torch.compile, which take up to minutes a cell, cuDNN's "
+        "graphs, JAX, ONNX Runtime's providers and TensorRT; one that is not installed is left out, and the "
+        "result says so",
     )  # fmt: skip
     p.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     p.add_argument("--tune", action="store_true", help="our engine measures its kernels: see run")
@@ -140,7 +141,15 @@ def main(arguments: list[str] | None = None) -> int:
         _merge(found, options.merge)
         return cli.DONE
     found.document["environment"] = environment.describe(devices.select(options.device))
-    for package in ("torch", "torchvision", "timm", "jax", "onnxruntime", "tensorrt"):
+    for package in (
+        "torch",
+        "torchvision",
+        "timm",
+        "nvidia-cudnn-frontend",
+        "jax",
+        "onnxruntime",
+        "tensorrt",
+    ):
         version = environment.package_version(package)
         found.document["environment"]["versions"][package] = version
     found.begin(found.document["environment"]["commit"])

@@ -15,6 +15,8 @@ from cnn_engine import Engine
 from cnn_engine.graph.graph import Graph
 
 from . import low_batch_contestants as who
+from .low_batch_cudnn import NAME as CUDNN
+from .low_batch_cudnn import CudnnGraphs
 from .low_batch_jax import NAME as JAX
 from .low_batch_jax import Jax
 from .low_batch_onnx import PROVIDERS, TENSORRT, OnnxRuntime, TensorRT
@@ -22,6 +24,7 @@ from .models_worker import error_of
 
 #: Peers besides PyTorch -> their names in tables, and what makes one for a group.
 OTHERS: dict[str, tuple[str, Callable[[Group], Any]]] = {
+    "cudnn": (CUDNN, lambda group: CudnnGraphs(group.torch, group.own.engine.network)),
     "jax": (JAX, lambda group: Jax(group.own.engine.network, group.dtype)),
     **{
         peer: (name, lambda group, peer=peer: OnnxRuntime(group.model, group.dtype, peer))
@@ -168,6 +171,7 @@ class Group:
                 "device_ms": statistics.median(one.samples), "lowest_ms": min(one.samples),
                 "highest_ms": max(one.samples), "flushed_ms": statistics.median(one.flushed),
                 "wall_ms": statistics.median(one.walls), **error,
+                **({"note": one.note} if one.note else {}),
             }
             for one, error in zip(contestants, errors, strict=True)
         ]  # fmt: skip

@@ -37,6 +37,7 @@ class Contestant:
         logits: of the last pass on the device, as an array of the device.
         wait: waits for passes on a stream that only the contestant knows: its device times are the host's.
         keep: what a graph reads and nothing else holds.
+        note: what is to be said of it in its row.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Contestant:
     logits: Callable[[], Any]
     wait: Callable[[], object] | None = None
     keep: object = None
+    note: str = ""
     samples: list[float] = field(default_factory=list)  # ms per pass, one pass behind another
     flushed: list[float] = field(default_factory=list)  # ms of a pass after the cache was written
     walls: list[float] = field(default_factory=list)  # ms of a pass, host memory to host memory
@@ -213,24 +215,24 @@ class PyTorch:
 
     def compile(self, peer: str, images: np.ndarray) -> None:
         """Compiles for these images; what was compiled is kept."""
-        with self._as_told():
+        with self.as_told():
             module = self._module(peer, "channels_last")
-            module(self._static(images, "channels_last"))
+            module(self.static(images, "channels_last"))
             self._synchronize()
 
     def logits(self, images: np.ndarray, layout: str) -> np.ndarray:
         """Returns what the module gives, neither compiled nor in a graph."""
-        with self._as_told(search=False):
+        with self.as_told(search=False):
             module = self._module("torch", layout)
-            return on_host(export.first_output(module(self._static(images, layout))).float())
+            return on_host(export.first_output(module(self.static(images, layout))).float())
 
     def contestants(self, images: np.ndarray, peers: Iterable[str]) -> Iterator[Any]:
         """Yields the contestants of peers, or the (name, reason) of those that did not run."""
         for peer in peers:
             for name, layout in self.names(peer).items():
                 try:
-                    with self._as_told():
-                        found = self._contestant(name, self._module(peer, layout), images, layout)
+                    with self.as_told():
+                        found = self.contestant(name, self._module(peer, layout), images, layout)
                 except Exception as error:  # it has no common base
                     found = name, reason(error)
                 yield found
@@ -247,7 +249,7 @@ class PyTorch:
             self._modules[key] = module
         return self._modules[key]
 
-    def _static(self, images: np.ndarray, layout: str) -> Any:
+    def static(self, images: np.ndarray, layout: str) -> Any:
         """Returns the images on the device, at one address."""
         key = len(images), layout
         if key not in self._images:
@@ -256,7 +258,7 @@ class PyTorch:
         return self._images[key]
 
     @contextmanager
-    def _as_told(self, search: bool = True) -> Iterator[None]:
+    def as_told(self, search: bool = True) -> Iterator[None]:
         """Computes as the data type says, without gradients, with the fastest kernels that cuDNN has."""
         backends, tf32 = self.torch.backends, self.dtype == "tf32"
         before = backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32
@@ -272,9 +274,10 @@ class PyTorch:
         if self.model.device == "cuda":
             self.torch.cuda.synchronize()
 
-    def _contestant(self, name: str, module: Any, images: np.ndarray, layout: str) -> Contestant:
+    def contestant(self, name: str, module: Any, images: np.ndarray, layout: str) -> Contestant:
+        """Returns a function of images on the device, on a GPU in a CUDA graph."""
         torch, host, box = self.torch, self.torch.from_numpy(images), []
-        static = self._static(images, layout)
+        static = self.static(images, layout)
 
         def run() -> None:
             with torch.no_grad():
