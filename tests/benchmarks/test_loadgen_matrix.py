@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from argparse import ArgumentTypeError
 
 import pytest
 
@@ -11,6 +13,7 @@ pytest.importorskip("onnxruntime")
 
 from benchmarks import loadgen_matrix
 from benchmarks.serve_process import write_network
+from cnn_engine.errors import InputError
 
 
 @pytest.fixture
@@ -49,6 +52,46 @@ def test_what_did_not_run_has_a_row_that_says_why(words, tmp_path):
     assert "small.onnx" in row["error"]
     assert loadgen_matrix.result(row) is None
     assert "did not run: " in (tmp_path / "found.md").read_text()
+
+
+def test_cells_run_side_by_side_on_cpus_of_their_own(words, tmp_path):
+    own = sorted(os.sched_getaffinity(0))[:2]
+    asked = [
+        *words,
+        "--scenario",
+        "SingleStream",
+        "Offline",
+        "--contestant",
+        "cnn_engine",
+        "--cpus",
+    ]
+    assert loadgen_matrix.main([*asked, ",".join(map(str, own))]) == 0
+    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert [row["scenario"] for row in rows] == ["SingleStream", "Offline"]
+    assert {cpu for row in rows for cpu in row["cpus"]} <= {*own}
+    assert all(len(row["cpus"]) == 1 and row["validity"] == "VALID" for row in rows)
+    assert os.sched_getaffinity(0) >= {*own}  # this thread stays where it was
+    assert "side by side" in (tmp_path / "found.md").read_text()
+
+
+def test_what_the_limit_ended_is_run_again(words, tmp_path):
+    words += ["--contestant", "cnn_engine"]
+    assert loadgen_matrix.main([*words, "--limit=0.01"]) == 1
+    (row,) = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert row["error"] == "--limit: not done within 0.01 s"
+    assert loadgen_matrix.main([*words, "--keep"]) == 0
+    (row,) = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert row["validity"] == "VALID"
+
+
+def test_cpus_are_this_processes_own(words, capsys):
+    cpu = min(os.sched_getaffinity(0))
+    assert loadgen_matrix.cpus(f"{cpu}-{cpu}") == [cpu]
+    for text in ("65535", f"{cpu},{cpu}", "x", ""):
+        with pytest.raises((ArgumentTypeError, InputError)):
+            loadgen_matrix.cpus(text)
+    assert loadgen_matrix.main([*words, "--cpus", str(cpu), "--threads", "2"]) == 2
+    assert "expected 2 CPUs or more" in capsys.readouterr().err
 
 
 def test_the_result_is_what_the_scenario_is_judged_by():
