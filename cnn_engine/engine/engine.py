@@ -81,6 +81,8 @@ class Engine(Predictor):
         tune: measure the best few kernels of each node on this device, when a plan for a batch is first
             built, and keep what was found in the user's cache; False: the kernels that the engine's model of
             their costs names, always the same.
+        batch_invariant: give an image the same bits in every batch, at every place and among any others, on
+            CUDA too, where it takes longer: see docs/explanation/numerics.md. On a CPU that is always so.
 
     Raises:
         InputError: an argument or a weights file is at fault.
@@ -104,12 +106,13 @@ class Engine(Predictor):
         constants: Mapping[str, Any] | None = None,
         kernels: Sequence[str | Kernel] | Mapping[str, str | Kernel] = (),
         tune: bool = False,
+        batch_invariant: bool = False,
     ) -> None:
         start = perf_counter()
         self._options = {
             "device": device, "variant": variant, "reduction": reduction, "dtype": dtype,
             "data_mode": data_mode, "threads": threads, "chunk": chunk, "kernels": kernels,
-            "tune": tune,
+            "tune": tune, "batch_invariant": batch_invariant,
         }  # fmt: skip
         network = find(network, input_shape, constants)
         if isinstance(network, StagedModel):
@@ -135,6 +138,8 @@ class Engine(Predictor):
         self.dtype = dtype
         #: Node, or operator -> the kernel of a user's own.
         self.kernels = user_kernels.own_kernels(kernels)
+        self.batch_invariant = bool(batch_invariant)
+        self._check_batch_invariant(tune)
         if data_mode == "auto" and self.device.kind != "cuda":
             data_mode = "resident"
         if self.device.kind == "openacc":
@@ -198,6 +203,7 @@ class Engine(Predictor):
                 partial(_graph_of, self.network, self.weights), placement, self.choice, dtype, fuses=is_model,
                 first=(self.network.batch, self.form.reads_pixels) if is_model else (1, True),
                 own=self.kernels, tuner=self._tuner, fused_layers=self._fused_layers, saved=saved,
+                batch_invariant=self.batch_invariant,
             )  # fmt: skip
             if program.channels_last and saved is None:
                 others = "channels_last and winograd where weights are constants"
@@ -259,7 +265,23 @@ class Engine(Predictor):
         saved = getattr(self.network, "saved", None)
         return gives_probabilities(self._base) if saved is None else saved.gives_probabilities
 
+    def _check_batch_invariant(self, tune: bool) -> None:
+        """Refuses what an engine with the same bits in every batch cannot have."""
+        if not self.batch_invariant:
+            return
+        if self.device.kind == "openacc":
+            raise UnsupportedError(
+                f"batch_invariant: expected a CPU or a CUDA device, found {self.device.name}"
+            )
+        for called, given in (("tune", tune), ("kernels", bool(self.kernels))):
+            if given and self.device.kind == "cuda":
+                raise UnsupportedError(
+                    f"batch_invariant: expected no {called}, which may sum in another order"
+                )
+
     def _why_not_fused(self) -> str | None:
+        if self.batch_invariant and self.device.kind == "cuda":
+            return "batch_invariant needs kernels of single nodes"
         if self.kernels:
             return "kernels of your own run nodes by themselves"
         try:

@@ -49,7 +49,7 @@ COLUMNS = 1024
 KIND = "cnn_engine engine"
 
 #: Arguments of an engine that a file has.
-OPTIONS = "variant", "reduction", "dtype", "data_mode", "chunk"
+OPTIONS = "variant", "reduction", "dtype", "data_mode", "chunk", "batch_invariant"
 
 #: NumPy's name of a type -> safetensors'.
 DTYPES = {

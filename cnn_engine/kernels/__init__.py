@@ -11,12 +11,13 @@ from typing import Any
 
 from ..graph.graph import Graph, Node
 from ..target import Target
+from .cuda.batch_invariance import is_batch_invariant
 from .kernel import NO_ONE, Bound, Call, Kernel, functions, on_both
 from .numpy import NUMPY
 
 __all__ = [
     "ALIASES", "NO_ONE", "NUMPY", "TABLE", "Bound", "Call", "Kernel", "choose", "functions",
-    "is_variant", "of", "on_both", "why_not_fuse",
+    "is_batch_invariant", "is_variant", "of", "on_both", "why_not_fuse",
 ]  # fmt: skip
 
 _FAMILIES = (
@@ -52,16 +53,22 @@ def is_variant(op: str, device: str, variant: str | None) -> bool:
     return any(row.name == variant for row in of(op, device))
 
 
-def why_not_fuse(device: Any, graph: Graph, node: Node) -> str | None:
+def why_not_fuse(
+    device: Any, graph: Graph, node: Node, batch_invariant: bool = False
+) -> str | None:
     """Returns why no kernel of a device runs a region sooner than others run its nodes, or None.
 
     Args:
         graph: which has the nodes, and not the region.
         node: the region's.
+        batch_invariant: whether only kernels count of which an image's bits are the same in any batch.
     """
     reasons = []
     for row in of(node.op.kind, device.kind):
-        reason = row.requires.why_not(device.target) or row.why_not_fuse(node, graph, device)
+        reason = row.requires.why_not(device.target)
+        if batch_invariant and not is_batch_invariant(row, node, graph):
+            reason = reason or "an image's bits depend on the batch"
+        reason = reason or row.why_not_fuse(node, graph, device)
         if reason is None:
             return None
         reasons.append(f"{row.name}: {reason}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .kernel import NO_ONE, Call, storage_of
+from .kernel import ANY_BATCH, NO_ONE, Call, storage_of
 from .native import _cpu
 
 #: Changes nothing: what kernels apply where a node has no activation.
@@ -66,7 +66,7 @@ def prologue(
 
 def launch(call: Call, rank: int = 0) -> tuple:
     """Returns a Launch of a call but for its stream, which :meth:`Call.native` passes."""
-    return call.workspace, call.ready, call.holds, rank
+    return call.workspace, call.ready, call.holds, ANY_BATCH if call.any_batch else rank
 
 
 def epilogue(

@@ -17,6 +17,9 @@ from .native import _cpu
 #: For calls that do not report results past float16's range.
 NO_ONE = _cpu.Overflow(0, 0)
 
+#: The rank of a product's launch of which tile and split are the same for every batch (``rated.h``).
+ANY_BATCH = -1
+
 #: What a kernel requires that runs on every device of its kind.
 NOTHING = Requires()
 
@@ -44,6 +47,7 @@ class Call:
         ready: of input 0, the first channels that are there when the kernel starts, which kernels that read
             ahead need not wait for.
         holds: whether such a kernel lets the next one start only when it has waited itself.
+        any_batch: whether what decides the order of sums must be the same for every batch.
     """
 
     node: Node
@@ -60,6 +64,7 @@ class Call:
     overflow: Any = NO_ONE
     ready: int = 0
     holds: bool = False
+    any_batch: bool = False
 
     def pitch(self, value: Value | None) -> int:
         """Returns the elements from one row of the last dimension of ``value`` to the next; 0 for None."""

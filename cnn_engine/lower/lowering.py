@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..kernels import Kernel
 from ..kernels.cuda.requirements import TENSOR_CORES
 from ..kernels.select import Choice
 from ..operators.report_kinds import REPORT_KINDS
-from . import fused_network
+from . import batch_invariance, fused_network
 from .pipeline import Lowered, Setting, lower, stages
 from .placement import KernelsOfAllSizes, Placed, Placement, chosen, place
 
@@ -43,6 +43,7 @@ class Program:
         fused_layers: where the variant is fused: how many layers one kernel runs, the others running by
             themselves; None: all.
         saved: what an engine that was saved has of all this, or None.
+        batch_invariant: whether all is decided as for one batch, so that an image has the same bits in any.
 
     Attributes:
         channels_last: whether images lie with their channels side by side between convolutions.
@@ -63,6 +64,7 @@ class Program:
         tuner: Tuner | None = None,
         fused_layers: int | None = None,
         saved: Saved | None = None,
+        batch_invariant: bool = False,
     ) -> None:
         self.graph_of = graph_of
         self.saved = saved
@@ -104,7 +106,8 @@ class Program:
             and placement.data_mode == "resident"
         )
         self.setting = Setting(
-            placement.device, dtype, layers, self.channels_last, fuse_network, rows_follow
+            placement.device, dtype, layers, self.channels_last, fuse_network, rows_follow,
+            batch_invariant=batch_invariant and placement.device.kind == "cuda",
         )  # fmt: skip
         #: By whether images are pixels: graphs after the first stage, and the passes that made them.
         self._specializations: dict[bool, tuple[Specializations, list[Lowered]]] = {}
@@ -121,6 +124,8 @@ class Program:
         self._uploaded: dict[tuple[int, str], tuple[np.ndarray, Buffer]] = {}
         self._prepared: dict[tuple, tuple[list, Any]] = {}
         self._of_all_sizes = KernelsOfAllSizes()
+        #: Sizes and whether images are pixels -> the kernels of nodes, of an engine that is batch invariant.
+        self._any_batch: dict[tuple[Sizes, bool], Mapping[str, Kernel]] = {}
         #: The same by nodes of graphs with symbols, which live as long as this.
         self._prepared_of: dict[tuple, tuple[list, Any]] = {}
 
@@ -177,6 +182,10 @@ class Program:
             size: a batch, or the sizes of all open dimensions.
         """
         graph = self.laid(size, pixels)
+        if self.batch_invariant:
+            kernels = self._kernels_of_any_batch(self.sizes(size), pixels)
+            batch_invariance.check(graph, kernels, self.placement.device.target)
+            return self.place(graph, on_device, kernels)
         tuned = self.tuner.kernels(self, graph, size, pixels) if self.tuner else {}
         return self.place(graph, on_device, tuned)
 
@@ -217,6 +226,34 @@ class Program:
         Those that decide alike for every size have run once, for all: see :func:`pipeline.stages`.
         """
         sizes = self.sizes(size)
+        decided = batch_invariance.deciding(sizes) if self.batch_invariant else sizes
+        if sizes == decided:
+            return self._lowered(sizes, pixels)
+        known = self._lowered(decided, pixels)
+        graph = batch_invariance.resized(
+            known.graph, self._specializations[pixels][0], decided, sizes
+        )
+        return replace(known, graph=graph)
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether an image has the same bits in any batch, though the device decides by it."""
+        return self.setting.batch_invariant
+
+    def _kernels_of_any_batch(self, sizes: Sizes, pixels: bool) -> Mapping[str, Kernel]:
+        """Returns the kernels of all nodes, which are those of one batch."""
+        decided = batch_invariance.deciding(sizes)
+        found = self._any_batch.get((decided, pixels))
+        if found is None:
+            graph = self._lowered(decided, pixels).graph
+            found = self.place(graph).kernels
+            one = cache(lambda: self.laid(sizes.with_batch(1), pixels))
+            batch_invariance.check_parts(graph, one, found, self.placement.device.target)
+            self._any_batch[decided, pixels] = found
+        return found
+
+    def _lowered(self, sizes: Sizes, pixels: bool) -> Lowered:
+        """Returns the graph for these sizes, decided as for these."""
         if self.setting.fuse_network is not None:
             graph = self.graph_of(sizes, pixels)
             mapped.check(graph.constants.values())

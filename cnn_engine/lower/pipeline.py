@@ -48,6 +48,7 @@ class Setting:
         fuse_network: makes one node of the first layers, for the kernel that runs them in one call; or None.
         rows_follow: whether what follows that node are linear layers for tensor cores.
         simplified: whether the graph went through :func:`passes.simplify` already, as a model's did.
+        batch_invariant: whether regions are left alone that no kernel runs with the same bits in any batch.
         in_float32: node -> why it keeps float32 though others round; None until it was looked for.
         refused: what :class:`Lowered` has of that name, of the last graph.
     """
@@ -59,6 +60,7 @@ class Setting:
     fuse_network: Callable[[Graph], Graph] | None = None
     rows_follow: bool = False
     simplified: bool = True
+    batch_invariant: bool = False
     in_float32: Mapping[str, str] | None = field(default=None, compare=False)
     refused: list[Note] = field(default_factory=list, compare=False)
 
@@ -210,7 +212,7 @@ def _asking(
 
 
 def _why_not(setting: Setting, graph: Graph, region: Node) -> str | None:
-    reason = why_not_fuse(setting.device, graph, region)
+    reason = why_not_fuse(setting.device, graph, region, setting.batch_invariant)
     if reason is not None:
         setting.refused.append(Note(region.name, region.op.kind, reason))
     return reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,8 +15,8 @@ from ..devices import Buffer
 from ..devices.cpu import CpuDevice
 from ..errors import UnsupportedError
 from ..graph.dims import Sizes
-from ..graph.graph import Graph, Node
-from ..kernels import Call, Kernel, openacc
+from ..graph.graph import Graph, Node, Value
+from ..kernels import Bound, Call, Kernel, openacc, strided
 from ..kernels.select import Choice
 from ..lower import fused_network, reduced_precision
 from ..lower.lowering import Program
@@ -234,9 +235,13 @@ class Builder:
             STREAM if self.program.replays and where == "cuda" else None,
             kernels.NO_ONE if self.overflows is None else self.overflows.of(node.name),
             self.reads_early.known.get(node.name, 0), node.name in self.reads_early.holders,
+            self.program.batch_invariant and where == "cuda",
         )  # fmt: skip
+        by_image = call.any_batch and not kernels.is_batch_invariant(kernel, node, graph)
         try:
-            function, args = kernel.make(call)
+            function, args = (
+                self._by_image(call, kernel, graph.batch) if by_image else kernel.make(call)
+            )
         except (TypeError, ValueError) as error:  # a shape's own limits, such as 2^31 elements
             raise UnsupportedError(f"node {node.name} ({node.op.kind}): {error}") from None
         if isinstance(node.op, Move):
@@ -279,6 +284,42 @@ class Builder:
             )
         )  # fmt: skip
         return [enter, step, leave]
+
+    def _by_image(self, call: Call, kernel: Kernel, images: int) -> Bound:
+        """Returns the calls of a kernel for one image after the other, whose bits no other changes."""
+        whole = [value for value in (*call.inputs, *call.outputs) if value is not None]
+        moved = [value for value in whole if value.name not in self.placed.graph.constants]
+
+        def part(value: Value | None) -> Value | None:
+            if value not in moved:
+                return value
+            return replace(value, shape=(value.shape[0] // images, *value.shape[1:]))
+
+        def address(value: Value | None, at: Any, image: int) -> Any:
+            if value not in moved:
+                return at
+            rows = math.prod(value.shape[:-1]) // images
+            return _beyond(at, image * rows * call.pitch(value) * value.item_bytes)
+
+        bound = [
+            kernel.make(
+                replace(
+                    call,
+                    inputs=tuple(part(value) for value in call.inputs),
+                    outputs=tuple(part(value) for value in call.outputs),
+                    input_addresses=tuple(
+                        address(*one, image)
+                        for one in zip(call.inputs, call.input_addresses, strict=True)
+                    ),
+                    output_addresses=tuple(
+                        address(*one, image)
+                        for one in zip(call.outputs, call.output_addresses, strict=True)
+                    ),
+                )
+            )
+            for image in range(images)
+        ]
+        return strided.together(bound)
 
     def _staged(self, move: Move, source: Any, to: Any, nbytes: int) -> list[Step]:
         """Returns the steps of a copy from or to the caller's memory through page-locked memory.

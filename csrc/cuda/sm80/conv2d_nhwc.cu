@@ -66,10 +66,14 @@ int divided(std::int64_t count, int by) { return static_cast<int>((count + by - 
 
 }  // namespace
 
-Choice choose(const Gemm& p, ElementType compute_type, Reads reads, int multiprocessors, int most,
-              int rank) {
+namespace {
+
+// A tile with 1, 2, 4, 8 and 16 blocks for its terms.
+using Rating = Rated<Choice, kTiles * 5>;
+
+Rating rate(const Gemm& p, ElementType compute_type, Reads reads, int multiprocessors, int most) {
   const Costs& costs = costs_of(compute_type);
-  Rated<Choice, kTiles * 5> found;  // a tile with 1, 2, 4, 8 and 16 blocks for its terms
+  Rating found;
   for (int tile = 0; tile < kTiles; ++tile) {
     if (!is_compiled(tile, compute_type, reads)) continue;
     const TileCost& cost = costs.tiles[tile];
@@ -85,7 +89,22 @@ Choice choose(const Gemm& p, ElementType compute_type, Reads reads, int multipro
       found.add(time, {tile, split});
     }
   }
-  return found.at(rank);
+  return found;
+}
+
+}  // namespace
+
+Choice choose(const Gemm& p, ElementType compute_type, Reads reads, int multiprocessors, int most,
+              int rank) {
+  if (rank != kAnyBatch) return rate(p, compute_type, reads, multiprocessors, most).at(rank);
+  const auto rated = [&](int images) {
+    Gemm other = p;
+    other.rows = images * p.out_h * p.out_w;
+    return rate(other, compute_type, reads, multiprocessors, most);
+  };
+  return choice_for_any_batch(rated, [](const Choice& a, const Choice& b) {
+    return a.tile == b.tile && a.split == b.split;
+  });
 }
 
 }  // namespace nhwc

@@ -95,13 +95,19 @@ const Costs& costs_of(ElementType compute_type) {
 // A tile with 1, 2, 4 and 8 blocks for its sums; patches too.
 using Rating = Rated<Choice, kTiles * 4 + kPersistentTiles + kRowsTiles * 2 + kPatches + 3>;
 
-void rate_patches(Rating& found, const Gemm& p, int multiprocessors) {
+// Blocks of a cluster that add up positions of tiles that images part anyhow: each position's owner
+// takes its own part first, so that the order of more than two depends on the place in the tile.
+constexpr int kMostInAnyOrder = 2;
+
+// any_batch: rates what serves every batch, though it is not fast at all of them.
+void rate_patches(Rating& found, const Gemm& p, int multiprocessors, bool any_batch) {
   for (int tile = 0; tile < kPatches && p.in_rows; ++tile) {
     const double tiles = double{1} * (p.rows / (p.out_h * p.out_w)) *
                          divided(p.out_h, kPatchRows[tile]) * divided(p.out_w, 8) *
                          divided(p.filters, kFilters);
     const RowsCost& cost = kPatchCosts[tile];
-    for (int split = 1; split <= (tile + 1 == kPatches ? kPatchSplit : 1); split *= 2) {
+    const int most = tile + 1 == kPatches && !any_batch ? kPatchSplit : 1;
+    for (int split = 1; split <= most; split *= 2) {
       const int chunks = divided(p.chunks, split);
       // Of a multiprocessor; clusters do not fill the groups that multiprocessors are in.
       const int positions = split < 4 ? multiprocessors : multiprocessors * (64 - split) / 66;
@@ -117,10 +123,10 @@ void rate_patches(Rating& found, const Gemm& p, int multiprocessors) {
   }
 }
 
-Rating rate(const Gemm& p, ElementType compute_type, int multiprocessors) {
+Rating rate(const Gemm& p, ElementType compute_type, int multiprocessors, bool any_batch = false) {
   const Costs& costs = costs_of(compute_type);
   Rating found;
-  rate_patches(found, p, multiprocessors);
+  rate_patches(found, p, multiprocessors, any_batch);
   if (p.pools) return found;
   const bool is_gelu = p.activation == UnaryFunction::gelu && has_16_bits(compute_type);
   for (int tile = 0; tile < costs.shapes.count; ++tile) {
@@ -134,7 +140,7 @@ Rating rate(const Gemm& p, ElementType compute_type, int multiprocessors) {
     if (!p.fits(shape.groups * kFilters)) continue;
     const double tiles =
         double{1} * divided(p.rows, shape.columns) * divided(p.filters, shape.groups * kFilters);
-    for (int split = 1; split <= kMostSplit; split *= 2) {
+    for (int split = 1; split <= (any_batch ? kMostInAnyOrder : kMostSplit); split *= 2) {
       const int most = p.most_steps(), steps = divided(most, split);
       if (steps * (split - 1) >= most) continue;  // a block would have none
       // Of a multiprocessor; clusters do not fill the groups that multiprocessors are in.
@@ -161,7 +167,9 @@ Rating rate(const Gemm& p, ElementType compute_type, int multiprocessors) {
                 {Form::one_tile, tile, split, stages, multiprocessors});
     }
   }
-  for (int tile = 0; tile < kPersistentTiles && p.may_persist; ++tile) {
+  // Of 32 bits, results may be the caller's: whether they can be copied depends on their address.
+  const bool may_persist = p.may_persist && (!any_batch || has_16_bits(compute_type));
+  for (int tile = 0; tile < kPersistentTiles && may_persist; ++tile) {
     const PersistentShape& shape = kPersistent[tile];
     const PersistentCost& cost = (is_gelu                     ? kGeluPersistentCosts
                                   : has_16_bits(compute_type) ? kPersistentCosts
@@ -169,7 +177,7 @@ Rating rate(const Gemm& p, ElementType compute_type, int multiprocessors) {
     const double tiles =
         double{1} * divided(p.rows, shape.columns) * divided(p.filters, shape.groups * kFilters);
     if (!p.fits(shape.groups * kFilters)) continue;
-    if (tiles <= multiprocessors) {
+    if (tiles <= multiprocessors && !any_batch) {
       if (tile + 1 == kPersistentTiles && has_16_bits(compute_type) && p.tiled && !p.both) {
         found.add(kPersistentOnce + p.steps * kPersistentOnceStep,
                   {Form::persistent, tile, 1, 0, multiprocessors});
@@ -191,7 +199,7 @@ Rating rate(const Gemm& p, ElementType compute_type, int multiprocessors) {
     for (int split = 1; split <= (shape.several ? kRowsSplit : 1); split *= 2) {
       const double blocks = std::ceil(tiles * split / multiprocessors);
       // Where they take turns, persistent blocks are faster.
-      if (p.chunks < split || blocks > shape.blocks) continue;
+      if (p.chunks < split || (blocks > shape.blocks && !any_batch)) continue;
       const int steps = p.steps / p.chunks * divided(p.chunks, split);
       found.add(kRowsCosts[tile].tile + steps * kRowsCosts[tile].step * blocks +
                     (split > 1 ? kRowsSent : 0.0),
@@ -210,7 +218,21 @@ double least_time(const Gemm& p, ElementType compute_type, int multiprocessors) 
 double pool_time(double bytes) { return kPoolLaunch + bytes * kPoolByte; }
 
 Choice choose(const Gemm& p, ElementType compute_type, int multiprocessors, int rank) {
-  return rate(p, compute_type, multiprocessors).at(rank);
+  if (rank != kAnyBatch) return rate(p, compute_type, multiprocessors).at(rank);
+  const auto is_same = [](const Choice& a, const Choice& b) {
+    return a.form == b.form && a.tile == b.tile && a.split == b.split;
+  };
+  const auto rated = [&](int images) {
+    Gemm other = p;
+    other.rows = images * p.out_h * p.out_w;
+    return rate(other, compute_type, multiprocessors, true);
+  };
+  Choice found = choice_for_any_batch(rated, is_same);
+  // Stages depend on how many blocks a multiprocessor has, and no sum does on them.
+  rate(p, compute_type, multiprocessors, true).each([&](double, const Choice& choice) {
+    if (is_same(choice, found)) found = choice;
+  });
+  return found;
 }
 
 }  // namespace cnn_engine::cuda::wgmma
