@@ -12,6 +12,7 @@ from .. import cli
 from ..errors import InputError, expected
 
 Run = Callable[[np.ndarray], np.ndarray]
+Empty = Callable[[tuple[int, ...], np.dtype], np.ndarray]
 
 
 class Contestant:
@@ -21,10 +22,14 @@ class Contestant:
         name, version: of the library.
         run: images [N, C, H, W] -> outputs float32 [N, classes].
         close: frees it.
+        empty: returns host memory for images of a shape and type, from which the library reads them fastest.
     """
 
-    def __init__(self, name: str, version: str, run: Run, close: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, version: str, run: Run, close: Callable[[], None], empty: Empty = np.empty
+    ) -> None:
         self.name, self.version, self.run, self.close = name, version, run, close
+        self.empty = empty
 
 
 def cnn_engine(model: Any, options: Any) -> Contestant:
@@ -33,7 +38,10 @@ def cnn_engine(model: Any, options: Any) -> Contestant:
     from ..engine.engine import Engine
 
     engine = Engine(model, device=options.device, dtype=options.dtype, threads=options.threads)
-    return Contestant("cnn_engine", __version__, engine.predict, engine.close)
+    return Contestant(
+        "cnn_engine", __version__, engine.predict, engine.close,
+        lambda shape, dtype: engine.empty_images(shape[0], dtype),
+    )  # fmt: skip
 
 
 def onnxruntime(model: Any, options: Any) -> Contestant:

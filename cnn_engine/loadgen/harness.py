@@ -30,6 +30,7 @@ class System:
         batch: images of a pass at most.
         keeps: whether outputs are handed to LoadGen, for its log of accuracy.
         workers: threads that take from the queue; 0: queries are answered as they are issued.
+        empty: returns memory of a shape and type, into which images that are not in a row are copied.
     """
 
     def __init__(
@@ -40,8 +41,10 @@ class System:
         batch: int,
         keeps: bool,
         workers: int,
+        empty: Callable[[tuple[int, ...], np.dtype], np.ndarray] = np.empty,
     ) -> None:
         self._loadgen, self._run, self._images = loadgen, run, images
+        self._empty, self._own = empty, threading.local()
         self._batch, self._keeps = batch, keeps
         self._queue: collections.deque[Any] = collections.deque()
         self._changed = threading.Condition()
@@ -93,14 +96,7 @@ class System:
                     0.01
                 )  # LoadGen has no way to stop: it goes on, and is answered with nothing
             else:
-                first = samples[0].index
-                consecutive = all(s.index == first + n for n, s in enumerate(samples))
-                # One image, or some in a row, are read where they are.
-                images = (
-                    self._images[first : first + len(samples)]
-                    if consecutive
-                    else self._images[[s.index for s in samples]]
-                )
+                images = self._gathered([sample.index for sample in samples])
                 rows = np.ascontiguousarray(self._run(images), np.float32)
         except BaseException as error:
             self.error = error
@@ -109,6 +105,16 @@ class System:
             where = (rows[number].ctypes.data, rows[number].nbytes) if keeps else NOTHING
             responses.append(self._loadgen.QuerySampleResponse(sample.id, *where))
         self._loadgen.QuerySamplesComplete(responses)  # copies what they point to
+
+    def _gathered(self, indices: list[int]) -> np.ndarray:
+        """Returns images: those in a row where they are, others copied into this thread's memory."""
+        first, count = indices[0], len(indices)
+        if indices == [*range(first, first + count)]:
+            return self._images[first : first + count]
+        if not hasattr(self._own, "memory"):
+            shape = (self._batch, *self._images.shape[1:])
+            self._own.memory = self._empty(shape, self._images.dtype)
+        return np.take(self._images, indices, axis=0, out=self._own.memory[:count], mode="clip")
 
 
 def test(
@@ -119,8 +125,11 @@ def test(
     batch: int,
     workers: int,
     folder: Path,
+    empty: Callable[[tuple[int, ...], np.dtype], np.ndarray],
 ) -> dict[str, Any]:
     """Runs one test of LoadGen's; its logs are written to ``folder``.
+
+    Other arguments are those of :class:`System`.
 
     Returns:
         what :func:`.logs.details` reads of them.
@@ -130,7 +139,7 @@ def test(
     """
     folder.mkdir(parents=True, exist_ok=True)
     accuracy = settings.mode == loadgen.TestMode.AccuracyOnly
-    system = System(loadgen, run, images, batch, accuracy, workers)
+    system = System(loadgen, run, images, batch, accuracy, workers, empty)
     log = loadgen.LogSettings()
     log.log_output.outdir = str(folder)
     log.log_output.copy_summary_to_stdout = False

@@ -111,7 +111,7 @@ def test_an_error_of_a_contestant_is_raised(tmp_path):
 
     settings = rules.settings(loadgen, "SingleStream", False, 0.1, 100.0, 1.0, 1.0)
     with pytest.raises(ValueError, match="too many"):
-        harness.test(loadgen, run, images, settings, 1, 0, tmp_path)
+        harness.test(loadgen, run, images, settings, 1, 0, tmp_path, np.empty)
     assert len(calls) == 6
 
 
@@ -219,6 +219,30 @@ def test_clients_of_a_server_have_requests_under_way_at_once():
     system.close()
     assert system.error is None
     assert sorted(response[0][0] for response in done) == [0, 1, 2]
+
+
+def test_images_are_read_where_they_are_or_copied_into_one_memory():
+    made, seen = [], []
+
+    def empty(shape, dtype):
+        made.append(np.empty(shape, dtype))
+        return made[-1]
+
+    def run(images):
+        seen.append((images.copy(), [np.shares_memory(images, one) for one in (held, *made)]))
+        return images.reshape(len(images), -1)
+
+    held = np.arange(6, dtype=np.float32).reshape(6, 1, 1, 1)
+    stand_in = SimpleNamespace(
+        QuerySampleResponse=lambda *one: one, QuerySamplesComplete=lambda responses: None
+    )
+    system = harness.System(stand_in, run, held, 3, keeps=False, workers=0, empty=empty)
+    for indices in ([1, 2, 3], [5, 0, 2], [4, 4]):
+        system.issue([SimpleNamespace(id=0, index=index) for index in indices])
+        assert system.error is None
+        assert seen[-1][0].ravel().tolist() == indices
+    assert [shared for _, shared in seen] == [[True], [False, True], [False, True]]
+    assert len(made) == 1
 
 
 def test_each_thread_has_a_connection_to_the_server(monkeypatch):
