@@ -144,7 +144,7 @@ def wanted_outputs(
 def room(
     name: str, array: Any, shape: tuple[int, ...], dtype: str, beside: Sequence[arrays.View]
 ) -> arrays.View:
-    """Returns memory for an output of a shape and type, which shares none with the arrays in ``beside``.
+    """Returns the caller's array for an output, which must fit and overlap none of ``beside``.
 
     Raises:
         InputError: ``array`` does not fit, overlaps, or lies in the memory of another device.

@@ -103,7 +103,7 @@ def _us(seconds: float) -> str:
 
 
 class Chosen:
-    """Kernels that were chosen before: a tuner's stand-in for a program."""
+    """Kernels that an earlier tuning chose, in place of a :class:`Tuner`."""
 
     def __init__(self, of_node: Mapping[str, Kernel]) -> None:
         self._of_node = of_node

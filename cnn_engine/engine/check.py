@@ -246,7 +246,7 @@ def axis_of(shape: tuple[int, ...]) -> int | None:
 
 
 def close_calls(exact: np.ndarray, most: float) -> tuple[int, int, str]:
-    """Returns the number of positions that rounding decides, of how many, and the reading of the output.
+    """Returns how many positions rounding may decide, of how many, and which kind: ``largest`` or ``border``.
 
     Args:
         exact: an output in float64.

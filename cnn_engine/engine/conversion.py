@@ -21,7 +21,7 @@ from ..graph.network import Network
 
 
 def images_of(form: Form, network: Network | Model, given: Any) -> Any:
-    """Returns ``given`` as an array that :func:`.arguments.images_of` can look at.
+    """Returns ``given`` as an array that :func:`.arguments.images_of` can check.
 
     Raises:
         InputError: it is a list or an image that cannot be converted, or a path.

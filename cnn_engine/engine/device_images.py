@@ -43,7 +43,7 @@ class DeviceImages:
 
     @property
     def image_bytes(self) -> int:
-        """Of one of them."""
+        """Bytes of one image."""
         return int(np.prod(self.shape[1:])) * self.dtype.itemsize
 
     def __getitem__(self, some: slice) -> DeviceImages:
@@ -69,7 +69,7 @@ class DeviceImages:
         return self._reader.read(descriptor, offset, len(self) * self.image_bytes, to)
 
     def predict(self, out: NDArray[np.float32]) -> None:
-        """Fills ``out``, float32 [N, classes] of page-locked memory, with their rows.
+        """Fills ``out``, page-locked float32 [N, classes], with the network's outputs for these images.
 
         Rows are the bits of :meth:`Engine.predict` over as many images of the host in one pass.
 

@@ -134,7 +134,7 @@ class Plans:
             overflows.check("a call on arrays of the device")
 
     def lend(self, batch: int, pixels: bool, pinned: tuple[bool, bool]) -> Plan:
-        """Returns a plan over images in host memory that no other call runs.
+        """Returns a plan for images in host memory, which no other call uses meanwhile.
 
         ``pinned`` says whether images and probabilities are page-locked, which ``stream`` uses.
         """
@@ -192,7 +192,7 @@ class Plans:
     def pinned(
         self, batch: int, pixels: bool, images: int, probabilities: int
     ) -> tuple[bool, bool]:
-        """Whether each is page-locked, where that makes a difference."""
+        """Whether images and probabilities are page-locked; False where that makes no difference."""
         if not self.overlaps(batch, pixels):
             return self.is_pinned(images), False
         return self.device.is_pinned(images), self.device.is_pinned(probabilities)

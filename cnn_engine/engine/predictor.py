@@ -345,7 +345,7 @@ class Predictor:
         return plan
 
     def check_images(self, images: Any) -> arrays.View:
-        """Looks at the array of the network's only input.
+        """Checks the array of the network's only input.
 
         Raises:
             InputError: it is of another type or shape, or there are several inputs.

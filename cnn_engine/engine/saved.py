@@ -167,7 +167,7 @@ def _deciding(sizes: Sizes) -> Iterator[Sizes]:
 
 
 def packed_of(node: Node, graph: Graph, kernel: Kernel) -> list[np.ndarray]:
-    """Returns the constants of which a kernel makes its own."""
+    """Returns the constants that a node's kernel reads only in packed form."""
     return [
         graph.constants[name]
         for index, name in enumerate(node.inputs)
@@ -226,7 +226,7 @@ def _write(
 
 
 class SavedWeights:
-    """The prepared constants of a saved engine, which lowering need not make again.
+    """Rewritten graphs and packed weights of a saved engine, used as they are.
 
     Attributes:
         choice: the variant.

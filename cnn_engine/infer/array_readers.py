@@ -30,7 +30,7 @@ from .shards import Piece
 def array_chunks(
     pieces: list[Piece], size: int, wanted: Wanted, slot: Callable[[], Slot]
 ) -> Iterator[Chunk]:
-    """Fills one slot after the other, over the ends of files."""
+    """Fills one slot after another; a slot may hold images of several files."""
     dtype = dtype_of(pieces[0].kind)
     total = sum(piece.images for piece in pieces)
     filled = done = 0

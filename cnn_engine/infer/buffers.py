@@ -1,4 +1,4 @@
-"""Memory for chunks of images, and for their rows, which goes round the pipeline."""
+"""Reusable memory for chunks of images and for their outputs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class DeviceSlot(Slot):
 
 
 class Slots(Generic[Memory]):
-    """At most so many pieces of memory, each made by ``make`` when it is first needed; some may be there.
+    """A pool of at most so many buffers, each made by ``make`` when it is first needed.
 
     They are taken in turn, so that all of them are in use soon, and memory does not grow later.
     """
@@ -103,7 +103,7 @@ class Slots(Generic[Memory]):
             self._free.put(memory)
 
     def take(self) -> Memory:
-        """Returns a free one; waits for it where all are taken."""
+        """Returns a free buffer; waits until one is returned where all are in use."""
         with self._making:
             if self._free.empty() and self._made < self.most:
                 self._made += 1
@@ -111,12 +111,12 @@ class Slots(Generic[Memory]):
         return self._free.get()
 
     def put(self, memory: Memory) -> None:
-        """Takes one back."""
+        """Returns a buffer to the pool."""
         self._free.put(memory)
 
 
 class File:
-    """A file that several threads read, closed when none of them has it any more.
+    """A file that several threads read, closed by the last one.
 
     It is opened once: whatever waits for the system gives Python's lock away, and has it back late.
     """

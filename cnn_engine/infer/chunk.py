@@ -1,4 +1,4 @@
-"""A chunk: images that go through the pipeline together, as readers make it."""
+"""A chunk: images that go through the pipeline together."""
 
 from __future__ import annotations
 

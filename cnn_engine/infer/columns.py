@@ -30,7 +30,7 @@ MOST_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Column:
-    """An output.
+    """One output of the network as a column.
 
     Attributes:
         output: its name in the network.
@@ -48,7 +48,7 @@ class Column:
 
     @property
     def nbytes(self) -> int:
-        """Of one image."""
+        """Bytes of one image's row."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     @property
@@ -194,18 +194,18 @@ class RowsFile:
         self._rows += len(rows)
 
     def complete(self) -> None:
-        """Writes how many rows there are, and gives the system all of the file."""
+        """Writes the number of rows into the header, and flushes the file."""
         self._file.seek(0)
         self._file.write(self._header())
         self._file.flush()
 
     def facts(self, name: str) -> dict[str, Any]:
-        """Returns the noted facts of the file: its name, its bytes, and a SHA-256 of its rows."""
+        """Returns the file's record: name, bytes, and a SHA-256 of its rows."""
         size = os.fstat(self._file.fileno()).st_size
         return {"name": name, "bytes": size, "sha256": self._digest.hexdigest()}
 
     def commit(self, final: Path) -> None:
-        """Gives the complete file its name; one of the name has the same bytes, for rows are reproducible."""
+        """Renames the complete file; an existing one has the same bytes, since rows are reproducible."""
         os.fsync(self._file.fileno())
         self._file.close()
         os.replace(self.path, final)
@@ -215,7 +215,7 @@ class RowsFile:
 
 
 def fault(path: Path, noted: dict[str, Any], reads: bool) -> str | None:
-    """Returns the fault of a file of rows, by its noted facts; None: it has none.
+    """Returns how a file of rows differs from its record; None where it does not.
 
     Args:
         reads: whether its rows are read, and not its size alone.

@@ -45,7 +45,7 @@ class State:
     peak_bytes: int
 
     def line(self) -> str:
-        """Returns it as one line."""
+        """Returns the state as one line."""
         of = "" if self.total is None else f" of {units.count(self.total)}"
         words = [
             f"{units.count(self.images)}{of} images ({units.percent(self.fraction)})",
@@ -108,7 +108,7 @@ class Display:
         self._bar.refresh()
 
     def note(self, text: str) -> None:
-        """Says something that is to stay."""
+        """Prints a line that stays."""
         if not self._quiet:
             if self._bar is not None:
                 self._bar.console.print(printable(text), markup=False, highlight=False)
@@ -163,7 +163,7 @@ class Metrics:
         )
 
     def write(self, state: State, stages: dict[str, dict[str, float]], now: bool = False) -> None:
-        """Writes ``state``, unless the last one was written a moment ago and ``now`` is not said.
+        """Writes ``state``, unless the last one was written a moment ago; ``now`` writes in any case.
 
         Raises:
             InputError: the file cannot be written.

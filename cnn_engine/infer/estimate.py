@@ -25,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("planner (nothing is run)")
     group.add_argument(
         "--plan", type=cli.number_of_images, metavar="IMAGES",
-        help="print how many nodes and how long so many images take, such as 1e9, and what binds",
+        help="print the nodes and hours that so many images need, such as 1e9, and the bottleneck",
     )  # fmt: skip
     group.add_argument(
         "--rate-from",

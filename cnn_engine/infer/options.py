@@ -29,8 +29,8 @@ def parser() -> argparse.ArgumentParser:
     """Returns the command's parser."""
     p = cli.ArgumentParser(
         prog="cnn-engine infer",
-        description="Runs a network over data sets of any size and writes a row per image to Parquet files, "
-        "exactly one, even where workers die: the same command again does what is missing. Shards of "
+        description="Runs a network over data sets of any size and writes exactly one row per image to "
+        "Parquet files, even if workers die: repeat the command to complete a run. Shards of "
         "the input are computed by worker processes of this machine, by Ray, or by the tasks of a cluster's "
         "array of jobs.",
         epilog="exit codes: 0 done; 1 some shards were set aside, which are named, and all others are done, "

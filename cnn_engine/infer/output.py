@@ -33,7 +33,7 @@ KEY, NUMBERS_KEY = b"cnn_engine", b"cnn_engine.numbers"
 
 
 class OutputError(CnnEngineError):
-    """The output folder cannot be written: no shard's fault, and nothing that another attempt mends."""
+    """The output folder cannot be written, and another attempt would not help."""
 
 
 #: Bad images and lost labels of a shard that are kept by name.
@@ -265,7 +265,7 @@ class ShardFile:
             self._write()
 
     def lose(self, labels: Faults) -> None:
-        """Notes labels that are in no column."""
+        """Records labels that no column holds."""
         self._lost.join(labels)
 
     def _batch(
@@ -316,7 +316,7 @@ class ShardFile:
         self._parts, self._waiting = [], 0
 
     def complete(self) -> None:
-        """Gives the system all of the file: nothing of it is in this process any more."""
+        """Flushes the file: nothing of it is left in this process."""
         if self._waiting or not self.rows:
             self._write()
         with _written(self._final):
@@ -391,7 +391,7 @@ class _written:
 
 
 def publish(temporary: Path, final: Path) -> bool:
-    """Gives a complete file its final name, on the disk when it returns; whether there was none of that name.
+    """Renames a complete file and syncs its folder; returns whether the name was free.
 
     A link fails where the name is taken; where a file system has no links, a rename replaces the file by one
     of the same bytes.
@@ -414,7 +414,7 @@ def publish(temporary: Path, final: Path) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Puts the names in a folder on the disk."""
+    """Syncs a folder's entries to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -113,7 +113,7 @@ class Folder:
                     path.unlink()
 
     def close(self) -> None:
-        """Gives the folder free."""
+        """Releases the folder's lock."""
         for descriptor in reversed(self._locks):
             os.close(descriptor)
         self._locks = []
@@ -359,7 +359,7 @@ class Folder:
                             yield row
 
     def record(self, run: str, shard: Shard, record: Record | None, by: str) -> None:
-        """Notes that a shard is done, or for None that it was set aside.
+        """Records that a shard is done, or, for None, that it was set aside.
 
         A line is lost without harm if the machine stops now: of what is done, files tell.
 

@@ -28,7 +28,7 @@ def parquet() -> ModuleType:
 
 
 def keep_memory() -> None:
-    """Has Arrow take memory from the C library, unless ``ARROW_DEFAULT_MEMORY_POOL`` says otherwise.
+    """Makes Arrow allocate memory by the C library, unless ``ARROW_DEFAULT_MEMORY_POOL`` says otherwise.
 
     Its own choice, mimalloc, gives memory back after some milliseconds without use: writers that take turns
     get it anew each time, for more of the system's time than their own work takes. It must be said before

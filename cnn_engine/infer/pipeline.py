@@ -70,7 +70,7 @@ class Settings:
     names: tuple[str, ...] | None = None
 
     def file(self, folder: Path, temporary: Path, name: str, run: str) -> ShardFile:
-        """Begins a file of rows."""
+        """Opens a file for rows."""
         return ShardFile(
             folder, temporary, name, run, self.columns, self.top, self.texts, self.names
         )
@@ -78,7 +78,7 @@ class Settings:
 
 @dataclass
 class Stage:
-    """Work of one stage: seconds at work (not waiting; of several threads the mean), images, bytes."""
+    """Work of one stage: busy seconds (the mean over its threads), images, bytes."""
 
     seconds: float = 0.0
     images: int = 0
@@ -87,7 +87,7 @@ class Stage:
 
 @dataclass
 class Job:
-    """A shard on its way, which one of the writers takes from its first chunk on."""
+    """A shard in the pipeline, written by one of the writers from its first chunk on."""
 
     shard: Shard
     attempt: str
@@ -155,7 +155,7 @@ class Pipeline:
             threading.Thread(target=loop, daemon=True).start()
 
     def submit(self, shard: Shard, attempt: str) -> None:
-        """Lets a shard follow those before it; ``attempt`` names its temporary file."""
+        """Queues a shard; ``attempt`` is part of its temporary file's name."""
         self._jobs.put(Job(shard, attempt))
 
     def slots_of(self, shard: Shard) -> Slots:

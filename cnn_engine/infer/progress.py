@@ -14,7 +14,7 @@ WINDOW_S = 15.0
 
 
 class Tracker:
-    """Makes states of a supervisor's counts.
+    """Turns a supervisor's counts into states for the display.
 
     Args:
         every: all shards of this command.
@@ -31,7 +31,7 @@ class Tracker:
         self._samples: deque[tuple[float, int, int]] = deque([(monotonic(), 0, 0)])
 
     def state(self, supervisor: Supervisor) -> State:
-        """Returns how far it is now."""
+        """Returns the progress so far."""
         counts, now = supervisor.counts, monotonic()
         self._samples.append((now, counts.images, counts.images - counts.errors))
         while len(self._samples) > 2 and now - self._samples[0][0] > WINDOW_S:

@@ -220,7 +220,7 @@ class Worker:
         }
 
     def open(self, message: Message) -> None:
-        """Begins with a folder: ``folder``, ``temporary``, ``run`` and ``texts``; see :class:`Settings`."""
+        """Opens an output folder: ``folder``, ``temporary``, ``run`` and ``texts``; see :class:`Settings`."""
         self.settings = Settings(
             Path(message["folder"]), Path(message["temporary"]), message["run"], self.batch,
             self.top, self.wanted, self.columns, message["texts"], self.names,
@@ -270,7 +270,7 @@ class Worker:
         self._emit({**event, "shard": shard.index, "seconds": seconds})
 
     def counts(self) -> Message:
-        """Returns how far the stages are."""
+        """Returns images, errors and work of the stages so far."""
         pipeline = self.pipeline
         return {
             "event": "beat",

@@ -34,8 +34,8 @@ def parser() -> argparse.ArgumentParser:
     """Returns the command's parser."""
     p = cli.ArgumentParser(
         prog="cnn-engine kernel",
-        description="Kernels of your own, each in one file, with nothing to build: NVRTC compiles CUDA, "
-        "C++ by the machine's compiler. They run in networks with `run --kernel FILE`.",
+        description="Writes, checks and ranks kernels of your own, each in one file. NVRTC compiles CUDA, "
+        "the machine's compiler C++: nothing has to be built. They run in networks with `run --kernel FILE`.",
         epilog="exit codes: 0 done; 1 the kernel is wrong; 2 the input is at fault; 130 interrupted",
     )
     commands = p.add_subparsers(dest="action", required=True, parser_class=cli.ArgumentParser)

@@ -69,7 +69,7 @@ def take_apart(
     pageable: Sequence[bool],
     overlaps: bool,
 ) -> Parts:
-    """Returns the parts of a pass.
+    """Returns the steps of a pass, and the time between them.
 
     Args:
         steps: of the plan.

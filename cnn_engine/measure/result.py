@@ -105,7 +105,7 @@ class CopyTime:
 
 @dataclass
 class TimedPass:
-    """The passes of the run that looks into them, from outside, over all images once.
+    """Whole-pass time of the run that times each layer, over all images once.
 
     Attributes:
         calls: passes.
@@ -137,7 +137,7 @@ class Between:
 
 @dataclass
 class WholePass:
-    """Pass with which layers and copies are compared, and the time between these.
+    """The pass that shares refer to, and its time between layers and copies.
 
     Passes of three kinds take turns: plain ones, ones with a reading of the host's clock after each step, and
     ones that measure the work on the device. Seconds are of all passes over all images once, each as long as
@@ -175,7 +175,7 @@ class WholePass:
 
 @dataclass
 class Stop:
-    """When and why the run that times whole passes ended.
+    """When and why the timing of whole passes stopped.
 
     Attributes:
         reason: a sentence.

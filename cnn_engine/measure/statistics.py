@@ -327,7 +327,7 @@ def _furthest(values: np.ndarray) -> float:
 
 
 def autocorrelation_time(series: Sequence[float]) -> float:
-    """Returns how many samples of ``series`` know as much as one independent one: at least 1."""
+    """Returns how many samples of ``series`` count as one independent sample: at least 1."""
     series = np.asarray(series, float)
     count = len(series)
     centred = series - series.mean() if count else series

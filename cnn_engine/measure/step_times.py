@@ -115,7 +115,7 @@ def time_layers(
     samples: int = LAYER_SAMPLES,
     records: bool = True,
 ) -> Steps:
-    """Looks into ``samples`` passes over batches of ``images`` of each kind, fewer where they take long.
+    """Times every step of ``samples`` passes over batches of ``images``, of fewer where they take long.
 
     Args:
         images, probabilities: in host memory; probabilities are filled.

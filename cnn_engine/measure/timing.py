@@ -1,4 +1,4 @@
-"""The one path on which passes are timed, for the command line and for Python.
+"""Times whole passes, for the command line and for Python alike.
 
 Two runs, never mixed. :func:`time_passes` times whole passes and nothing inside them: latency, throughput
 and the forward time come from it. :func:`cnn_engine.measure.step_times.time_layers` looks into passes, which
@@ -40,7 +40,7 @@ FEWEST_SAMPLES = 20
 
 @dataclass
 class Passes:
-    """Whole passes, not looked into.
+    """Times of whole passes, in which no layer is timed.
 
     Attributes:
         full_s: the wall time of each pass of a full batch, in seconds.
@@ -163,7 +163,7 @@ def time_passes(
 
 @dataclass
 class Looks:
-    """Looks at the samples of a run that repeats until their median is known.
+    """Decides when a repeated measurement may stop: once its median is known.
 
     Attributes:
         count: looks so far.

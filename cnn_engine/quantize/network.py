@@ -205,7 +205,7 @@ def names_read(node) -> Iterator[str]:
 
 
 def moves(node) -> bool:
-    """Whether a node moves numbers and computes none, but for zeros that it adds around them."""
+    """Whether a node only copies numbers, and at most pads them with zeros."""
     words = {a.name: a.s for a in node.attribute if a.type == 3}
     if node.op_type == "Resize":
         return words.get("mode", b"nearest") == b"nearest"

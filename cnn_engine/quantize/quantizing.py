@@ -1,4 +1,4 @@
-"""Quantizes a model: calibration, equalisation, and the accuracy doctor that keeps layers in float."""
+"""Quantizes a model: calibration, equalisation, and the search for layers that must stay in float."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HEALTHY = 10**-3.5
 
 @dataclass(frozen=True)
 class LayerReport:
-    """Loss of a layer in 8 bits.
+    """Noise that one layer adds in 8 bits, and whether it stays float.
 
     Attributes:
         name, operator: the node's.

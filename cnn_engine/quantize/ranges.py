@@ -1,4 +1,4 @@
-"""From the numbers that tensors hold to the range that 8 bits cover: minmax, percentile, entropy, mse."""
+"""Calibration: the range of a tensor that 8 bits cover, by minmax, percentile, entropy or mse."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Numbers:
     channel_high: np.ndarray | float = -np.inf
 
     def see(self, array: np.ndarray) -> None:
-        """Takes note of the range and the channels."""
+        """Adds numbers to the range and to the means of channels."""
         self.low, self.high = min(self.low, float(array.min())), max(self.high, float(array.max()))
         if array.ndim > 1:
             others = (0, *range(2, array.ndim))
@@ -52,7 +52,7 @@ class Numbers:
             self.channel_high = np.maximum(self.channel_high, array.max(axis=others))
 
     def count(self, array: np.ndarray) -> None:
-        """Counts numbers, after all have been seen."""
+        """Adds numbers to the histogram, once the range is known."""
         if self.high > self.low:
             self.counts += np.histogram(array, BINS, (self.low, self.high))[0]
 
@@ -71,7 +71,7 @@ Range = tuple[float, float]
 
 
 def minmax(numbers: Numbers) -> Range:
-    """Returns all that was seen."""
+    """Returns the whole range: the smallest and the largest number."""
     return numbers.low, numbers.high
 
 

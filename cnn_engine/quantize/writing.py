@@ -1,4 +1,4 @@
-"""Writes a quantized model: nodes that quantize and dequantize stand around integer operators."""
+"""Writes a quantized model: ``QuantizeLinear`` and ``DequantizeLinear`` nodes around each operator."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class QuantizedLayer:
-    """A layer's integers.
+    """Weights and bias of a layer as integers, with their scales.
 
     Attributes:
         weight: int8; ``scales`` along the layer's axis.
@@ -69,7 +69,7 @@ class Probe:
 
 @dataclass
 class Writer:
-    """Makes quantized models of a float one.
+    """Makes quantized models from a float model.
 
     Attributes:
         scales: tensor -> what its integers stand for.
@@ -83,7 +83,7 @@ class Writer:
     _layers: dict[str, QuantizedLayer] = field(default_factory=dict)
 
     def layer(self, layer: Layer, x: str) -> QuantizedLayer:
-        """Returns a layer's integers.
+        """Returns the weights and bias of a layer as integers.
 
         Args:
             x: the tensor whose scale its input has.
@@ -226,7 +226,7 @@ class Writer:
         )
 
     def parameters(self, graph, nodes: list, node, layer: Layer, x: str) -> None:
-        """Has ``node``, a copy of a layer's, read a weight and a bias of integers."""
+        """Makes ``node``, a copy of a layer's, read its weight and bias as integers."""
         helper = protobuf.package().helper
         made = self.layer(layer, x)
         step = np.float32(self.scales[x].scale[0])

@@ -52,7 +52,7 @@ class Segment:
 
     @property
     def label(self) -> str:
-        """Its name where there is room for it."""
+        """The segment's name; empty where there is no room for it."""
         room = self.width / 100 * LABEL_PIXELS - 8
         return self.name if len(self.name) * CHARACTER_PIXELS <= room else ""
 

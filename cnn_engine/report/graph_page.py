@@ -64,7 +64,7 @@ class Picture:
 
 
 def picture(found: Inspection) -> Picture:
-    """Places every node one row below the last of those that it reads from.
+    """Lays out the graph: every node one row below the last node that it reads.
 
     Within a row nodes stand in the order of what they read; an edge goes from the bottom of a box to the top
     of another.

@@ -1,4 +1,4 @@
-"""Results side by side as one HTML page that needs no network.
+"""One self-contained HTML page with results side by side.
 
 Tables of many layers are sorted and searched by ``page.js``, which is in the page; without it all is there.
 

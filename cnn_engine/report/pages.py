@@ -11,7 +11,7 @@ from . import units
 
 @cache
 def template(name: str, package: str = __package__) -> Any:
-    """Returns a page, ready to be filled.
+    """Returns a Jinja template by name.
 
     Args:
         name: of the file, beside the modules of ``package``.

@@ -20,7 +20,7 @@ RESOLUTION_NS = 1000
 
 
 def render(result: Result) -> str:
-    """Returns a process with tracks for the host and for each stream, of complete events in microseconds.
+    """Returns a trace of complete events in microseconds: a track for the host and one for each stream.
 
     How many of the run's events are there is in ``otherData``, and beside the process's name. Source of the
     format: "Trace Event Format", by the Chromium project.

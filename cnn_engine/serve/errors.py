@@ -1,4 +1,4 @@
-"""Why a request is refused, as a status of HTTP and one of gRPC."""
+"""Refusals of requests, each with its HTTP status and its gRPC status."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Served:
     _connection: object = None
 
     def arrived(self, connection: object) -> None:
-        """Notes that a request for tensors has come; None: nobody knows by which connection."""
+        """Counts inference requests in a row of one connection; None where it is unknown."""
         known = connection is not None and connection == self._connection
         self.row = self.row + 1 if known else 0
         self._connection = connection

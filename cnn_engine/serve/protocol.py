@@ -1,4 +1,4 @@
-"""Requests and responses of the Open Inference Protocol, apart from how they travel.
+"""Requests and responses of the Open Inference Protocol, the same for HTTP and gRPC.
 
 The protocol is KServe 2 (https://github.com/kserve/open-inference-protocol), with extensions
 of Triton: binary tensors, shared memory, classification, statistics and the model repository.

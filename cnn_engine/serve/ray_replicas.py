@@ -60,11 +60,11 @@ class Replica:
             self._error = str(error)
 
     def about(self) -> About | str:
-        """Returns the description of the network, or why there is no engine."""
+        """Returns the description of the network, or the reason why its engine could not be made."""
         return self._error or self._replicas.about
 
     def run(self, inputs: Arrays) -> Arrays | CnnEngineError:
-        """Runs one pass; returns an error of ours, which Ray would wrap."""
+        """Runs one pass; returns this package's errors, since Ray would wrap a raised one."""
         try:
             return self._replicas.runs[0](inputs)
         except CnnEngineError as error:
@@ -194,7 +194,7 @@ class RayReplicas:
             sleep(PAUSE_S)
 
     def close(self) -> None:
-        """Ends the replicas."""
+        """Stops the replicas."""
         with self._lock:
             self._closing = True
         for actor in self._actors:

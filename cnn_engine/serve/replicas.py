@@ -65,7 +65,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class About:
-    """Description of a network, by which requests are checked wherever it is.
+    """Inputs and outputs of a network, against which requests are checked.
 
     Attributes:
         normalise: makes float32 of pixels where the model's file says how; else None.

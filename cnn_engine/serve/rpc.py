@@ -1,4 +1,4 @@
-"""The protocol over gRPC, with the messages that ``tritonclient`` has from the protocol's own file."""
+"""The protocol over gRPC, with the messages that ``tritonclient`` has from its definition."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _answers(method: Callable[[Service, Any], Awaitable[Any]]) -> Callable[..., 
 
 
 class Service(services.GRPCInferenceServiceServicer):
-    """The protocol's service."""
+    """The gRPC service of the Open Inference Protocol."""
 
     def __init__(self, served: Served) -> None:
         self._served = served

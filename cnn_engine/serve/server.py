@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which notes the signal that ends it and leaves it to the caller to act on that.
+    """uvicorn's server; it records the signal that stops it, and the caller acts on that.
 
     Attributes:
         ended_by: the signal, or None.

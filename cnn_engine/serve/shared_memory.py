@@ -97,7 +97,7 @@ class Regions:
             raise
 
     def unregister(self, name: str = "") -> None:
-        """Forgets a region, or all of them; a name that is unknown is nothing to forget."""
+        """Unregisters a region, or all of them; an unknown name is no error."""
         with self._lock:
             for one in [name] if name else list(self._regions):
                 region = self._regions.pop(one, None)

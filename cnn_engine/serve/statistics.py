@@ -25,7 +25,7 @@ LARGEST = 4096
 
 @dataclass
 class Duration:
-    """Count of events, and their seconds in all."""
+    """Number of events and their total time."""
 
     count: int = 0
     seconds: float = 0.0

@@ -39,8 +39,8 @@ def parser() -> argparse.ArgumentParser:
     """Returns the command's parser."""
     p = cli.ArgumentParser(
         prog="cnn-engine transfer",
-        description="Times the move of a batch of images between host and GPU, or GPUs, for each batch size, "
-        "and fits the time against the batch size. What exists is not measured again.",
+        description="Measures how long a batch of images takes to copy between host and GPU, or between "
+        "GPUs, and fits the time against the batch size. Sizes in --output are not measured again.",
         epilog="exit codes: 0 done; 1 what arrived was not what was sent; 2 the input is at fault; 130 "
         "interrupted, what was measured is still written",
     )

@@ -206,7 +206,7 @@ class Trace:
         return max(record.end_s for record in records) - min(record.start_s for record in records)
 
     def add(self, records: Iterable[Any]) -> None:
-        """Takes over CUPTI's ``records``, which need not outlive the call; :meth:`finish` completes them.
+        """Copies CUPTI's ``records``; :meth:`finish` completes them.
 
         Records are objects with the fields of CUPTI's structures in snake case; other kinds are ignored.
         """
@@ -364,5 +364,5 @@ def _demangled(name: str) -> str | None:
 
 
 def not_recording(*_: Any) -> None:
-    """Stands for :attr:`Trace.push` and :attr:`Trace.pop` outside of a recording."""
+    """Does nothing: :attr:`Trace.push` and :attr:`Trace.pop` outside of a recording."""
     raise InputError("activity records: expected a recording under way, found none")
