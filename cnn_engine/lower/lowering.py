@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from copy import copy
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -485,6 +484,6 @@ def _with_copies(graph: Graph, arrays: Collection[np.ndarray]) -> Graph:
     }
     if all(array is graph.constants[name] for name, array in read.items()):
         return graph
-    other = copy(graph)  # as it is: with all that is known of it
-    object.__setattr__(other, "constants", {**graph.constants, **read})
+    other = object.__new__(Graph)  # with all that is known of it: nothing is inferred again
+    other.__dict__.update(graph.__dict__, constants={**graph.constants, **read})
     return other
