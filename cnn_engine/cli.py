@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
 from . import interrupts
-from .errors import CnnEngineError, InputError, UnsupportedError, did_you_mean, expected
+from .errors import CnnEngineError, InputError, UnsupportedError, did_you_mean, expected, not_one_of
 from .io.files import check_writable
 from .report.units import printable
 
@@ -63,13 +63,24 @@ class ArgumentParser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(left)}{hint}")
         return found, left
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            self.error(str(not_one_of(_name_of(action), map(str, action.choices), value)))
+
     def print_help(self, file: TextIO | None = None) -> None:
         # argparse's own drops what the write fails with.
         print(self.format_help(), end="", file=file or sys.stdout)
 
     def error(self, message: str) -> NoReturn:
+        message = re.sub(
+            "^the following arguments are required: (.*)", r"expected \1, found none", message
+        )
         print_error(message.removeprefix("argument "))
         sys.exit(INPUT_AT_FAULT)
+
+
+def _name_of(action: argparse.Action) -> str:
+    return max(action.option_strings, key=len, default=action.metavar or action.dest)
 
 
 #: The options of the command that runs, and names in Python whose option has another.

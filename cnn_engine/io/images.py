@@ -369,7 +369,7 @@ def _check_pixels(name: str, size: tuple[int, int]) -> None:
 
 def _reason(error: Exception, name: str) -> str:
     if isinstance(error, OSError) and error.errno is not None:
-        return describe_os_error(error)
+        return f"none that can be read ({describe_os_error(error)})"
     words = " ".join(str(error).split()) or type(error).__name__
     if "cannot identify image file" in words:
         return f"none that Pillow reads ({', '.join(FORMATS)})"

@@ -14,6 +14,7 @@ from ..graph.graph import Graph, Value
 from ..graph.model import Model
 from ..operators.gather import Gather
 from ..workload import Dataset, Samples
+from .files import describe_os_error
 
 #: Images that are made unless said, and bytes that they and what comes out for them may take together.
 IMAGES = 32
@@ -210,5 +211,5 @@ def _arrays(path: str) -> np.ndarray | dict[str, np.ndarray]:
         raise expected(
             "data",
             "auto, synthetic or a .npy or .npz file, or files of images",
-            f"{path}: {error}",
+            f"{path}: {describe_os_error(error) if isinstance(error, OSError) else error}",
         ) from None

@@ -89,3 +89,13 @@ def test_without_a_gpu_the_error_says_what_is_missing(driver, reason, why, monke
     assert str(raised.value) == message
     assert command.main(["run", "--device", "cuda"]) == 2
     assert capsys.readouterr().err == f"error: --{message}\n"
+
+
+def test_choices_and_what_is_required_say_what_was_expected(capsys):
+    assert command.main(["loadgen", "--model", "x.onnx", "--scenario", "server"]) == 2
+    assert capsys.readouterr().err == (
+        "error: --scenario: expected one of SingleStream, MultiStream, Server, Offline, found 'server'; "
+        "did you mean Server?\n"
+    )
+    assert command.main(["quantize", "x.onnx"]) == 2
+    assert capsys.readouterr().err == "error: expected --output, found none\n"

@@ -200,7 +200,7 @@ def test_output_without_permission(raw, tmp_path, capsys):
         (["--shape", "3,3"], "--shape: expected C,H,W"),
         (["--network", "nope"], "network: expected one of"),
         (["--repeats", "1"], "--repeats: expected a whole number from 2"),
-        (["--direction", "up"], "--direction: invalid choice"),
+        (["--direction", "up"], "--direction: expected one of h2d, d2h, both, d2d, found 'up'"),
         (["--device", "cpu"], "--device: expected cuda or cuda:N"),
         (["--organize", "raw", "--batch", "1"], "--organize: expected no --batch"),
     ],
