@@ -262,7 +262,7 @@ class PlanPool:
     @staticmethod
     def _made_in(arena: Arena, program: Program, make: Callable[[Program], Plan]) -> Plan:
         arena.begin()
-        return make(program.with_memory(arena.allocate))
+        return make(program.with_memory(arena.allocate, arena.capacity))
 
     def _retire(self, arena: Arena) -> None:
         """Drops memory that plans shared, with the plans in it; its holder has it to the end of a pass."""

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
 
 #: Characters that part of an expression is printed in; of a longer one, a digest is.
 LONGEST_TEXT = 400
+
+#: Sums and products that are remembered: layers of a network compare the same sizes again and again.
+MOST_KNOWN = 4096
 
 
 class Compound:
@@ -201,11 +205,13 @@ def _order(term: tuple[tuple, int]) -> tuple:
     return not term[0], tuple(map(str, term[0]))
 
 
+@lru_cache(MOST_KNOWN)
 def sum_of(a: Terms, b: Terms) -> Terms:
     """Returns ``a + b``."""
     return _gathered((*a, *b))
 
 
+@lru_cache(MOST_KNOWN)
 def product_of(a: Terms, b: Terms) -> Terms:
     """Returns ``a * b``."""
     return _gathered(

@@ -112,7 +112,7 @@ class Program:
         self._specializations: dict[bool, tuple[Specializations, list[Lowered]]] = {}
         #: Takes bytes, and returns memory of the host for what lies between the nodes of a plan.
         self.allocate: Callable[[int], Buffer] = CpuDevice().allocate_alone
-        self.shares_memory = False  # with plans of other sizes
+        self.room = 0  # bytes that it returns without taking more memory
         #: What plans of one size leave for those of another, by who reads it.
         self.remembered: dict[tuple, Any] = {}
         #: By graph with symbols, threads and part: what is common to plans of all sizes.
@@ -146,11 +146,14 @@ class Program:
         other.placement = replace(self.placement, threads=1)
         return other
 
-    def with_memory(self, allocate: Callable[[int], Buffer]) -> Program:
-        """Returns the same program with memory of the host from ``allocate``, which plans share."""
+    def with_memory(self, allocate: Callable[[int], Buffer], room: int = 0) -> Program:
+        """Returns the same program with memory of the host from ``allocate``, which plans share.
+
+        Args:
+            room: bytes that are there already.
+        """
         other = self.on(self.placement.device)
-        other.allocate = allocate
-        other.shares_memory = True
+        other.allocate, other.room = allocate, room
         return other
 
     def with_kernels(self, chosen: Chosen) -> Program:

@@ -8,7 +8,6 @@ change from pass to pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -90,10 +89,10 @@ class Step:
     parts: tuple[Part, ...] = ()
     staged: bool = False
 
-    def with_arguments(self, args: list[Any]) -> Step:
-        """Returns the same step with other arguments; its cost is not counted again."""
-        other = copy(self)
-        other.args = args
+    def with_arguments(self, args: list[Any], **others: Any) -> Step:
+        """Returns the same step with other arguments, and other fields; its cost is not counted again."""
+        other = object.__new__(Step)  # plans have hundreds of them
+        other.__dict__.update(self.__dict__, args=args, **others)
         return other
 
 
@@ -147,6 +146,8 @@ class Plan:
         slots: dict[str, list[tuple[list[Any], int, int]]] = {name: [] for name in self.slots}
         self._streams: list[tuple[list[Any], int]] = []
         for step in {id(step): step for step in self.steps}.values():  # some are run several times
+            if Slot not in map(type, step.args):
+                continue
             for index, argument in enumerate(step.args):
                 if argument is STREAM:
                     self._streams.append((step.args, index))

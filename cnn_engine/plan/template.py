@@ -52,7 +52,7 @@ class _Form:
         decisions: that hold then.
         way: (expression, struct, what it is): what packed weights depend on.
         workspace: expression, struct, or bytes.
-        function: None: the kernel is asked for the call of each size.
+        step: without its arguments; None: the kernel is asked for the call of each size.
         addresses: (place, storage, (expression, struct, bytes) beyond its first) of arguments.
         slots: (place, slot, the same) of arguments that are the caller's.
     """
@@ -62,7 +62,7 @@ class _Form:
     way: tuple[tuple[int | None, int | None, Any], ...]
     workspace: tuple[int | None, int | None, int]
     shown: str
-    function: Callable[..., None] | None = None
+    step: Step | None = None
     filled: FilledArguments = _NO_ARGUMENTS
     addresses: tuple[tuple[int, int, tuple], ...] = ()
     slots: tuple[tuple[int, str, tuple], ...] = ()
@@ -152,8 +152,11 @@ class Template:
         for place, forms in enumerate(self._candidates_at(at)):
             form = None
             if forms is not None:
-                form = next((form for form in forms if form.fits(at)), None)
-                if form is None:
+                for one in forms:
+                    if not one.way or one.fits(at):
+                        form = one
+                        break
+                else:
                     if not self._has_kernel(place, placed()):
                         return None
                     form = self._add_form(place, placed(), sizes)
@@ -234,7 +237,7 @@ class Template:
         return _Form(
             kernel, tuple(map(self._expressions.decision, guards.values())), ways,
             self._expression(workspace), kernel.shown_as(own, graph, device),
-            *(self._filled(*call) if call is not None else ()),
+            *(self._filled(node, *call, kernel.shown_as(own, graph, device)) if call else ()),
         )  # fmt: skip
 
     def _call(self, node: Node, graph: Graph, kernel: Kernel, prepared: Any) -> Bound:
@@ -261,8 +264,10 @@ class Template:
             raise TypeError("expected compiled functions, found others")
         return function, arguments
 
-    def _filled(self, function: Callable[..., None], arguments: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns a call as forms have it: the function, and what is filled into its arguments."""
+    def _filled(
+        self, node: Node, function: Callable[..., None], arguments: Sequence[Any], shown: str
+    ) -> tuple[Any, ...]:
+        """Returns a call as forms have it: the step, and what is filled into its arguments."""
         addresses, slots, plain = [], [], []
         for index, argument in enumerate(arguments):
             if isinstance(argument, Slot):
@@ -274,7 +279,7 @@ class Template:
                 argument = 0
             plain.append(argument)
         return (
-            function,
+            _step_of(node, function, shown),
             FilledArguments.of(plain, self._expressions),
             tuple(addresses),
             tuple(slots),
@@ -288,6 +293,12 @@ class Template:
         if root in graph.constants:
             return self._program.constant(graph, root, "cpu") + offset
         return Slot(root, offset)
+
+
+def _step_of(node: Node, function: Callable[..., None], shown: str) -> Step:
+    """Returns the step of a node, without what depends on the size."""
+    kind = REPORT_KINDS.get(node.op.kind, node.op.kind)
+    return Step(node.name, kind, "cpu", function, [], kernel=shown)
 
 
 def _row(way: Any) -> tuple[Any, ...]:
@@ -371,33 +382,30 @@ class Sized:
 
     def steps(self, memory: Buffer | None) -> list[Step]:
         """Returns the steps, with all that lies in ``memory``."""
-        template, at, numbers = self._template, self._at, self._at.numbers
+        at = self._at
         first = 0 if memory is None else memory.address
         addresses = [first + offset for offset in self._offsets]
         steps = []
-        for place, (node, form) in enumerate(zip(template._nodes, self._forms, strict=True)):
-            if form is None or form.function is None:
+        for place, form in enumerate(self._forms):
+            if form is None or form.step is None:
                 steps.append(self._numeric_step(place, form, addresses))
                 continue
             filled = form.filled
-            arguments = list(filled.arguments)
-            for index, number in filled.numbers:
-                arguments[index] = numbers[number]
-            for index, struct in filled.structs:
-                arguments[index] = at.struct(struct)
+            arguments = filled.at(at)
             for index, storage, offset in form.addresses:
                 arguments[index] = addresses[storage] + at.of(*offset)
             for index, slot, offset in form.slots:
                 arguments[index] = Slot(slot, at.of(*offset))
-            steps.append(self._step(node, form.function, arguments, form.shown))
+            steps.append(self._step(form.step, arguments))
         return steps
 
-    def _step(self, node: Node, function: Any, arguments: list[Any], shown: str) -> Step:
-        kind = REPORT_KINDS.get(node.op.kind, node.op.kind)
-        return Step(
-            node.name, kind, "cpu", function, arguments, partial(self._cost, node.name, "flops"),
-            partial(self._cost, node.name, "bytes"), kernel=shown,
-        )  # fmt: skip
+    def _step(self, step: Step, arguments: list[Any]) -> Step:
+        """Returns a step with its arguments at these sizes, and what counts its cost."""
+        return step.with_arguments(
+            arguments,
+            flops=partial(self._cost, step.name, "flops"),
+            bytes=partial(self._cost, step.name, "bytes"),
+        )
 
     def _cost(self, name: str, what: str) -> int:
         graph = self._graph()
@@ -438,7 +446,7 @@ class Sized:
                 addresses[template._storages[(node.name,)]], prepared, device, template._threads, pitches,
             )
         )  # fmt: skip
-        return self._step(node, function, arguments, shown)
+        return self._step(_step_of(node, function, shown), arguments)
 
     def _number(self, size: Dim | int) -> int:
         return self._sizes.resolve((size,))[0]
