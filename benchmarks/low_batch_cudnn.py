@@ -1,7 +1,8 @@
 """cuDNN's graph API in :mod:`benchmarks.low_batch`: it runs the simplified graph that our engine reads.
 
 A convolution with its bias, a residual sum and an activation is one graph of cuDNN's, channels last, and so
-is a batch norm with its activation. cuDNN's heuristics rank plans, and the fastest of the first few is taken.
+is a batch norm with its activation. cuDNN's heuristics rank plans, and the fastest of the first few is taken;
+some are compiled, which takes about half a second each.
 What is neither, or what cuDNN has no plan for, PyTorch computes.
 """
 
@@ -11,6 +12,7 @@ import importlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import pairwise
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -23,8 +25,8 @@ from .low_batch_contestants import Contestant, PyTorch
 
 NAME = "cuDNN graphs"
 
-#: Plans of a graph that are timed, the best by cuDNN's heuristics first.
-PLANS = 6
+#: Plans of a graph that are timed, the best by cuDNN's heuristics first: so many, or what takes so long.
+PLANS, SECONDS = 8, 1.5
 #: Passes of a plan that are timed.
 PASSES = 10
 
@@ -313,9 +315,11 @@ class Fused:
 
     def _fastest(self, values: Values) -> tuple[int, int]:
         """Returns the number of the fastest plan and the bytes that it needs besides."""
-        graph, best = self._graph, (float("inf"), -1, 0)
+        graph, best, begin = self._graph, (float("inf"), -1, 0), perf_counter()
         fault: Exception = UnsupportedError(f"{NAME}: expected a plan, found none")
         for plan in range(min(graph.get_execution_plan_count(), PLANS)):
+            if best[1] >= 0 and perf_counter() - begin > SECONDS:
+                break
             try:
                 graph.build_plan_at_index(plan)
                 workspace = graph.get_workspace_size_plan_at_index(plan)
