@@ -60,14 +60,14 @@ class Column:
         return {**asdict(self), "shape": list(self.shape)}
 
     def field(self) -> Any:
-        """Returns the column of Arrow: a list of a fixed size, or a value for a row of none."""
+        """Returns the column of Arrow: a list, or a value for a row of none."""
         pa = packages.arrow()
         kind = pa.from_numpy_dtype(np.dtype(self.dtype))
         if not self.shape:
             return pa.field(self.title, kind)
         words = ",".join(map(str, self.shape))
         return pa.field(
-            self.title, pa.list_(kind, math.prod(self.shape)),
+            self.title, pa.list_(kind),
             metadata={"shape": words} if len(self.shape) > 1 else None,
         )  # fmt: skip
 
@@ -76,8 +76,22 @@ class Column:
         pa = packages.arrow()
         if not self.shape:
             return pa.array(rows, mask=None if bad is None else np.asarray(bad))
-        flat = pa.array(rows.reshape(-1))
-        return pa.FixedSizeListArray.from_arrays(flat, math.prod(self.shape), mask=bad)
+        return lists(rows.reshape(len(rows), math.prod(self.shape)), bad)
+
+
+def lists(rows: np.ndarray, bad: Any) -> Any:
+    """Returns Arrow's lists of ``rows``, [N, width]; null, and of no length, where the mask ``bad`` says so.
+
+    Not lists of a fixed size: pyarrow before 26 writes or reads no nulls among those in Parquet.
+    """
+    pa = packages.arrow()
+    mask = np.zeros(len(rows), bool) if bad is None else np.asarray(bad, bool)
+    ends = np.cumsum(np.where(mask, 0, rows.shape[1]), dtype=np.int32)
+    offsets = pa.array(np.concatenate([np.zeros(1, np.int32), ends]))
+    good = rows if bad is None else rows[~mask]
+    return pa.ListArray.from_arrays(
+        offsets, pa.array(good.reshape(-1)), mask=None if bad is None else pa.array(mask)
+    )
 
 
 def of_rows(classes: int, numbers: str = PROBABILITIES, output: str = "") -> tuple[Column, ...]:

@@ -133,9 +133,9 @@ def schema(
         fields = [column.field() for column in columns if not column.in_files]
     else:
         fields = [
-            pa.field("top_classes", pa.list_(pa.int32(), top)),
+            pa.field("top_classes", pa.list_(pa.int32())),
             *([pa.field("top_names", pa.list_(pa.string()))] if names else []),
-            pa.field(f"top_{numbers}", pa.list_(pa.float32(), top)),
+            pa.field(f"top_{numbers}", pa.list_(pa.float32())),
         ]
     metadata = {NUMBERS_KEY: numbers} if numbers in (outputs.PROBABILITIES, outputs.OUTPUTS) else {}
     if names:
@@ -297,15 +297,12 @@ class ShardFile:
     def _best(self, rows: np.ndarray, bad: Any) -> list[Any]:
         pa = packages.arrow()
         classes, values = best(rows, self._top)
-        lists = [
-            pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), self._top, mask=bad)
-            for array in (classes, values)
-        ]
+        found = [outputs.lists(array, bad) for array in (classes, values)]
         if self._names:
             names = [[self._names[number] for number in row] for row in classes]
             mask = None if bad is None else np.asarray(bad)
-            lists.insert(1, pa.array(names, pa.list_(pa.string()), mask=mask))
-        return lists
+            found.insert(1, pa.array(names, pa.list_(pa.string()), mask=mask))
+        return found
 
     def _write(self) -> None:
         """Writes all rows that there are, as row groups of one size."""
