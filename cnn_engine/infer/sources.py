@@ -143,7 +143,7 @@ def _folder(
             continue
         if os.path.isdir(entry.path):  # the entry's own raise an error for a link to itself
             yield from _folder(entry.path, wanted, seen, apart)
-        elif os.path.isfile(entry.path) and (source := examine(entry.path, wanted)) is not None:
+        elif (source := examine(entry.path, wanted)) is not None:  # it refuses a link to nothing
             if apart is not None:
                 there = status(Path(entry.path))
                 apart.file(entry.path, there, entry.is_symlink() or there.st_nlink > 1)

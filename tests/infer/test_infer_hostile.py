@@ -6,6 +6,7 @@ import gzip
 import io
 import itertools
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -328,3 +329,25 @@ def test_links_inside_one_input_are_rows_of_their_own(images, tmp_path):
         assert run(*(tmp_path / word for word in words), "--output", out, "--quiet") == 0
         ids = sorted(name.rpartition("/")[2] for name in infer_inputs.rows(out)["id"].to_pylist())
         assert ids == ["a.jpg", "b.jpg", "c.jpg", "d.jpg", "own.jpg"]
+
+
+@pytest.mark.parametrize("what", ["a link to nothing", "a pipe"])
+@pytest.mark.parametrize("name", ["lost.jpg", "lost.tar"])
+def test_what_has_an_image_s_name_in_a_folder_is_no_less_for_it(
+    images, tmp_path, capsys, name, what
+):
+    """A store that was not fetched, behind a farm of links, is no folder without images."""
+    (tmp_path / "in/deep").mkdir(parents=True)
+    (tmp_path / "in/a.jpg").write_bytes(infer_inputs.encoded(images[0]))
+    (tmp_path / "in/self").symlink_to("self")  # of no image's name
+    path = tmp_path / "in/deep" / name
+    if what == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(tmp_path / "store/blob")
+    assert run(tmp_path / "in", "--output", tmp_path / "out", "--quiet") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(path) in line
+    assert ("special file" if what == "a pipe" else "No such file") in line
+    path.unlink()
+    assert run(tmp_path / "in", "--output", tmp_path / "out", "--quiet") == 0
