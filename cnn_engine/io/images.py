@@ -33,8 +33,8 @@ from . import resample
 from .files import describe_os_error
 from .preprocess import Preprocess, first_of
 
-#: Names of files that are taken for images, as torchvision's ``ImageFolder`` does.
-SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")
+#: Names of files that are taken for images: those of torchvision's ``ImageFolder``, and GIF.
+SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp", ".gif")
 
 #: What Pillow may read: none of the formats that it hands to other programs.
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")

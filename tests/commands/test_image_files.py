@@ -18,6 +18,7 @@ from cnn_engine.characterize import command as characterize
 from cnn_engine.engine.engine import Engine
 from cnn_engine.io import image_files
 from cnn_engine.io.image_files import Classes, find, is_image_files, load
+from cnn_engine.io.images import FORMATS, decode
 from cnn_engine.io.preprocess import Preprocess
 from cnn_engine.measure import accuracy
 from cnn_engine.measure.result import Accuracy, Result
@@ -104,6 +105,22 @@ def test_a_part_is_spread_over_the_classes(folder):
     assert list(found.spread(None).labels) == list(found.labels)
     with pytest.raises(InputError, match="images: expected at most 22, .*found 23"):
         found.spread(23)
+
+
+def test_every_format_that_is_read_is_found_by_its_name(tmp_path):
+    Pillow = pytest.importorskip("PIL.Image")
+    image = np.full((5, 4, 3), (20, 40, 60), np.uint8)
+    formats = {Pillow.registered_extensions()[suffix] for suffix in image_files.SUFFIXES}
+    assert formats == set(FORMATS)
+    for suffix in image_files.SUFFIXES:
+        how = {"lossless": True} if suffix == ".webp" else {}
+        Pillow.fromarray(image).save(tmp_path / f"image{suffix}", **how)
+    found = find(str(tmp_path), 3)
+    assert len(found.files) == len(image_files.SUFFIXES)
+    for file in found.files:
+        read = decode(file, Preprocess(), (3, 5, 4)).astype(int)
+        lost = 2 if file.endswith(("jpg", "jpeg")) else 0
+        assert abs(read - image.transpose(2, 0, 1)).max() <= lost
 
 
 def test_images_without_classes(tmp_path):
