@@ -131,6 +131,8 @@ def main(arguments: list[str] | None = None) -> int:
     options.network = [*_named(options.network)]
     if len(options.size) > 1 and not options.check:
         p.error("--size: expected one size without --check")
+    if options.check and "int8" in options.dtype:
+        p.error("--check: expected a float --dtype")
     if options.jobs and (options.check or options.size != [None]):
         p.error("--jobs: expected neither --check nor --size")
     found = result_file.ResultFile(

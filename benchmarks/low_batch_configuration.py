@@ -24,7 +24,7 @@ from .models_worker import error_of
 
 #: Peers besides PyTorch -> their names in tables, and what makes one for a group.
 OTHERS: dict[str, tuple[str, Callable[[Group], Any]]] = {
-    "cudnn": (CUDNN, lambda group: CudnnGraphs(group.torch, group.own.engine.network)),
+    "cudnn": (CUDNN, lambda group: CudnnGraphs(group.torch, group.network)),
     "jax": (JAX, lambda group: Jax(group.own.engine.network, group.dtype)),
     **{
         peer: (name, lambda group, peer=peer: OnnxRuntime(group.model, group.dtype, peer))
@@ -37,8 +37,13 @@ PEERS = ("torch", *who.COMPILE_MODES, *OTHERS)
 #: What binds a pass at best on an H200: bytes per second; products a second of a data type, as far as tensor
 #: cores reach them; and seconds from one multiprocessor to another (docs/explanation/performance.md).
 BYTES_PER_S, WAIT_S = 4.3e12, 0.43e-6
-FLOPS_PER_S = {"float16": 600e12, "bfloat16": 600e12, "tf32": 300e12, "float32": 200e12}
-ITEM = {"float16": 2, "bfloat16": 2, "tf32": 4, "float32": 4}
+FLOPS_PER_S = {
+    "float16": 600e12, "bfloat16": 600e12, "tf32": 300e12, "float32": 200e12, "int8": 1200e12
+}  # fmt: skip
+ITEM = {"float16": 2, "bfloat16": 2, "tf32": 4, "float32": 4, "int8": 1}
+
+#: Peers that compute in int8 here; PyTorch has no int8 convolution on GPUs.
+INT8_PEERS = ("cudnn",)
 
 SUMS = ("conv2d", "conv_transpose2d", "linear", "matmul")
 
@@ -93,6 +98,9 @@ class Group:
     def __init__(self, model: who.Model, dtype: str, options: Any) -> None:
         self.model, self.dtype, self.options = model, dtype, options
         self.own = who.Ours(model, dtype, options.tune)
+        self.network = self.own.engine.network
+        if dtype == "int8":  # peers and the floor are of the file in float
+            self.network = Engine(str(model.path), device="cpu").network
         self.torch = who.PyTorch(model, dtype)
         self.others: dict[str, Any] = {}
         self.wanted: dict[int, np.ndarray] = {}
@@ -110,6 +118,10 @@ class Group:
         self.own.contestant(images).run()  # its plan is built
         missing = self.left_out[batch] = {}
         for peer in self.options.peers:
+            if self.dtype == "int8" and peer not in INT8_PEERS:
+                names = [OTHERS[peer][0]] if peer in OTHERS else self.torch.names(peer)
+                missing |= dict.fromkeys(names, "it has no int8 here")
+                continue
             if peer == "torch":
                 continue
             try:
@@ -177,7 +189,7 @@ class Group:
         ]  # fmt: skip
         self.same_bits(batch)
         first, *peers = rows
-        first["floor_ms"] = floor_s(self.own.engine.network.graph(batch), self.dtype) * 1e3
+        first["floor_ms"] = floor_s(self.network.graph(batch), self.dtype) * 1e3
         first |= self.bits.get(batch, {})
         if peers:
             best = min(peers, key=lambda row: row["device_ms"])

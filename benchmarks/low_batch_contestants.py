@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cnn_engine import Engine, export
+from cnn_engine import Engine, export, quantize
 
 from .models import spec_of
 from .models_worker import OPSET, ignore_compiled_operators
@@ -23,6 +23,8 @@ from .models_worker import OPSET, ignore_compiled_operators
 FLUSH_BYTES = 256 << 20
 #: Passes before the first that counts.
 WARMUP = 3
+#: Images that int8 is calibrated with.
+CALIBRATION = 4
 #: PyTorch's modes of torch.compile whose CUDA graph is ours to capture.
 COMPILE_MODES = {"default": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 
@@ -124,6 +126,19 @@ class Model:
         """Returns the images of a batch, the same whenever it is asked for."""
         return np.random.default_rng(batch).normal(size=(batch, *self.shape)).astype(np.float32)
 
+    def quantized(self) -> Path:
+        """Returns the network's file in int8, calibrated with a few images."""
+        path = self.path.with_suffix(".int8.onnx")
+        with _alone(path):
+            if not path.exists():
+                import onnx
+
+                found = quantize(self.path, self.images(CALIBRATION), method="minmax")
+                part = path.with_suffix(".part")
+                onnx.save(found.model, part)
+                part.replace(path)
+        return path
+
     def exact(self, images: np.ndarray) -> np.ndarray:
         """Returns PyTorch's logits in float64."""
         torch = self.torch
@@ -140,7 +155,9 @@ class Ours:
 
     def __init__(self, model: Model, dtype: str, tune: bool = False) -> None:
         self.device = model.device
-        self._make = lambda: Engine(str(model.path), device=model.device, dtype=dtype, tune=tune)
+        path = model.quantized() if dtype == "int8" else model.path
+        of_engine = "float32" if dtype == "int8" else dtype  # of what the file leaves in float
+        self._make = lambda: Engine(str(path), device=model.device, dtype=of_engine, tune=tune)
         self.engine = self._make()
 
     def _there(self, images: np.ndarray) -> tuple[Any, Any]:
@@ -201,7 +218,8 @@ class PyTorch:
     def __init__(self, model: Model, dtype: str) -> None:
         self.model, self.torch, self.dtype = model, model.torch, dtype
         torch = self.torch
-        self.kind = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(dtype, torch.float32)
+        kinds = {"float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.float16}
+        self.kind = kinds.get(dtype, torch.float32)
         self._modules: dict[tuple[str, str], Any] = {}
         self._images: dict[tuple[int, str], Any] = {}
         torch._dynamo.config.recompile_limit = 64  # a batch each, of copies of one class

@@ -4,13 +4,16 @@ A convolution with its bias, a residual sum and an activation is one graph of cu
 is a batch norm with its activation. cuDNN's heuristics rank plans, and the fastest of the first few is taken;
 some are compiled, which takes about half a second each.
 What is neither, or what cuDNN has no plan for, PyTorch computes.
+
+In int8, convolutions of one group multiply int8 with a scale for each tensor and each filter: the largest
+number that these images give is 127. Tensors that they alone read are int8 in memory, others float16.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
@@ -32,6 +35,10 @@ PASSES = 10
 
 Shape = tuple[int, ...]
 Values = dict[str | None, Any]
+
+
+#: Operators that begin a graph of cuDNN's.
+HEADS = ("conv2d", "batch_norm")
 
 
 def channels_last(shape: Shape) -> list[int]:
@@ -61,11 +68,17 @@ class CudnnGraphs:
                 f"{NAME}: expected the package nvidia-cudnn-frontend and cuDNN, not found: {error}"
             ) from None
         types = self.library.data_type
-        known = {"float16": types.HALF, "bfloat16": types.BFLOAT16}
+        known = ("float16", "bfloat16", "int8")
         if torch.dtype not in known:
-            raise UnsupportedError(f"{NAME}: expected {' or '.join(known)}, found {torch.dtype}")
+            raise UnsupportedError(f"{NAME}: expected {', '.join(known)}, found {torch.dtype}")
         self.peer, self.network, self.version = torch, network, version
-        self.torch, self.type = torch.torch, known[torch.dtype]
+        self.torch = torch.torch
+        self.types = {
+            self.torch.float16: types.HALF, self.torch.bfloat16: types.BFLOAT16,
+            self.torch.float32: types.FLOAT, self.torch.int8: types.INT8,
+        }  # fmt: skip
+        self._most: dict[str, float] = {}  # of every tensor, in int8
+        self._kept: set[str] = set()  # tensors that are int8 in memory
         self._weights: Values = {}
         self._built: dict[tuple, Fused | None] = {}
         self._steps: dict[int, list[Callable[[Values], None]]] = {}
@@ -78,8 +91,7 @@ class CudnnGraphs:
             UnsupportedError: the graph has an operator that is not written here.
         """
         graph = self.network.graph(len(images))
-        known = {*OPERATORS, "conv2d", "batch_norm"}
-        if missing := {node.op.kind for node in graph.nodes} - known:
+        if missing := {node.op.kind for node in graph.nodes} - OPERATORS.keys():
             raise UnsupportedError(f"{NAME}: {', '.join(sorted(missing))}: not written here")
         self._upload(graph)
         readers = Counter(name for node in graph.nodes for name in node.inputs)
@@ -89,6 +101,8 @@ class CudnnGraphs:
         counts: Counter[str] = Counter()
         with self.peer.as_told():
             values = self._start(graph, self.peer.static(images, "channels_last"))
+            if self.peer.dtype == "int8":
+                self._calibrate(graph, dict(values), readers)
             for node in graph.nodes:
                 if node.name in done:
                     continue
@@ -141,22 +155,68 @@ class CudnnGraphs:
     ) -> tuple[Callable[[Values], None], list[Node]]:
         """Returns what computes a node, and the nodes after it that it computes, too."""
         fixed = all(name is None or name in self._weights for name in node.inputs[1:])
-        if node.op.kind in ("conv2d", "batch_norm") and fixed:
+        if node.op.kind in HEADS and fixed:
             nodes = chain(graph, node, values, readers)
             for count in range(len(nodes), 0, -1):
-                fused = self._fused(nodes[:count], values)
+                fused = self._fused(graph, nodes[:count], values)
                 if fused is not None:
                     return fused, nodes[:count]
-        return Plain(self.torch, node), [node]
+        return Plain(self, node), [node]
 
-    def _fused(self, nodes: list[Node], values: Values) -> Fused | None:
+    def _calibrate(
+        self, graph: Graph, values: dict[str | None, Any], readers: Mapping[Any, int]
+    ) -> None:
+        """Finds the largest number of every tensor, and which tensors int8 convolutions alone read."""
+        for node in graph.nodes:
+            Plain(self, node)(values)
+            made = node.outputs[0]
+            self._most[made] = float(values[made].abs().max()) or 1.0
+        there: Values = dict.fromkeys((*self._weights, graph.inputs[0].name))
+        groups: list[list[Node]] = []
+        done: set[str] = set()
+        for node in graph.nodes:
+            if node.name not in done:
+                nodes = chain(graph, node, there, readers) if node.op.kind in HEADS else [node]
+                groups.append(nodes)
+                done |= {one.name for one in nodes}
+                there[nodes[-1].outputs[0]] = None
+        made = {nodes[-1].outputs[0] for nodes in groups if nodes[0].op.kind in HEADS}
+        others = {
+            name
+            for first, *rest in groups
+            for name in (first.inputs if not self.is_int8(graph, first) else first.inputs[1:])
+        }
+        self._kept = made - others - {*graph.outputs}
+
+    def is_int8(self, graph: Graph, node: Node) -> bool:
+        """Whether a convolution multiplies int8: one of groups, or of few channels, has float16."""
+        if self.peer.dtype != "int8" or node.op.kind != "conv2d" or node.op.groups != 1:
+            return False
+        return graph.values[node.inputs[0]].shape[1] % 4 == 0
+
+    def scale(self, name: str) -> float:
+        """Returns what one of a tensor's int8 numbers is worth."""
+        return self._most[name] / 127
+
+    def keeps(self, name: str) -> bool:
+        """Whether a tensor is to be int8 in memory."""
+        return name in self._kept
+
+    def _fused(self, graph: Graph, nodes: list[Node], values: Values) -> Fused | None:
         """Returns the nodes as one graph of cuDNN's, or None: it has no plan for them."""
-        first = nodes[0]
-        shapes = [values[name] is not None and tuple(values[name].shape) for name in first.inputs]
-        key = (*shapes, *(repr(node.op) for node in nodes))
+        multiplies_int8 = self.is_int8(graph, nodes[0])
+        read = [*nodes[0].inputs]
+        for before, node in pairwise(nodes):
+            read += [other_input(node, before.outputs[0])] if node.op.kind == "add" else []
+        tensors = [
+            values[name] if name is None else (tuple(values[name].shape), values[name].dtype)
+            for name in read
+        ]
+        out = self.keeps(nodes[-1].outputs[0])
+        key = (*tensors, out, multiplies_int8, *(repr(node.op) for node in nodes))
         if key not in self._built:
             try:
-                self._built[key] = Fused(self, nodes, values)
+                self._built[key] = Fused(self, nodes, values, multiplies_int8)
             except TimeoutError:
                 raise
             except (
@@ -170,12 +230,17 @@ class CudnnGraphs:
 class Plain:
     """A node that PyTorch computes."""
 
-    def __init__(self, torch: Any, node: Node) -> None:
-        self._torch, self._node, self._compute = torch, node, OPERATORS[node.op.kind]
+    def __init__(self, owner: CudnnGraphs, node: Node) -> None:
+        self._owner, self._node, self._compute = owner, node, OPERATORS[node.op.kind]
 
     def __call__(self, values: Values) -> None:
-        inputs = [values[name] for name in self._node.inputs]
-        values[self._node.outputs[0]] = self._compute(self._torch, self._node.op, *inputs)
+        owner, inputs = self._owner, []
+        for name in self._node.inputs:
+            tensor = values[name]
+            if tensor is not None and tensor.dtype == owner.torch.int8:
+                tensor = tensor.to(owner.peer.kind) * owner.scale(name)
+            inputs.append(tensor)
+        values[self._node.outputs[0]] = self._compute(owner.torch, self._node.op, *inputs)
 
 
 class Fused:
@@ -184,31 +249,41 @@ class Fused:
     Args:
         nodes: as :func:`chain` returns them.
         values: of all tensors so far.
+        multiplies_int8: whether the convolution multiplies int8.
 
     Raises:
         Exception: cuDNN has no plan.
     """
 
-    def __init__(self, owner: CudnnGraphs, nodes: list[Node], values: Values) -> None:
-        self._owner, library = owner, owner.library
+    def __init__(
+        self, owner: CudnnGraphs, nodes: list[Node], values: Values, multiplies_int8: bool
+    ) -> None:
+        self._owner, self._int8, library = owner, multiplies_int8, owner.library
         types = library.data_type
-        self._nodes, self._fixed = nodes, self._prepared(nodes[0], values)
         self._given: list[Any] = []  # tensors of the graph, as self._inputs gives them
         self._scalars: dict[float, Any] = {}
         self._graph = library.pygraph(
-            io_data_type=owner.type, intermediate_data_type=types.FLOAT,
+            io_data_type=owner.types[owner.peer.kind], intermediate_data_type=types.FLOAT,
             compute_data_type=types.FLOAT, handle=owner.handle,
         )  # fmt: skip
+        self._bind(nodes, values)
         inputs = self._inputs(values)
-        y = self._head(nodes[0], inputs)
-        following = iter(inputs[len(self._given) :])
+        following = iter(inputs)
+        y = self._head(nodes[0], following)
         for node in nodes[1:]:
-            y = (
-                self._graph.add(y, self._tensor(next(following)))
-                if node.op.kind == "add"
-                else ACTIVATIONS[node.op.kind](self, node.op, y)
-            )
-        self._out = y.set_output(True).set_data_type(owner.type)
+            if node.op.kind in ACTIVATIONS:
+                y = ACTIVATIONS[node.op.kind](self, node.op, y)
+                continue
+            other = next(following)
+            term = self._tensor(other)
+            if other.dtype == owner.torch.int8:
+                term = self._graph.mul(term, self._tensor(next(following)))
+            y = self._graph.add(y, term)
+        self._type = owner.peer.kind
+        if owner.keeps(nodes[-1].outputs[0]):
+            self._type = owner.torch.int8
+            y = self._graph.mul(y, self._tensor(next(following)))
+        self._out = y.set_output(True).set_data_type(owner.types[self._type])
         self._shape = self._output_shape(nodes[0], inputs)
         self._out.set_dim(list(self._shape)).set_stride(channels_last(self._shape))
         graph = self._graph
@@ -221,9 +296,8 @@ class Fused:
     def of(self, nodes: list[Node], values: Values) -> Fused:
         """Returns the same graph for other nodes of the same shapes."""
         other = object.__new__(Fused)
-        other.__dict__ = self.__dict__ | {
-            "_nodes": nodes, "_fixed": self._prepared(nodes[0], values)
-        }  # fmt: skip
+        other.__dict__ = dict(self.__dict__)
+        other._bind(nodes, values)
         return other
 
     def __call__(self, values: Values) -> None:
@@ -248,26 +322,27 @@ class Fused:
     def _tensor(self, array: Any) -> Any:
         shape = tuple(array.shape)
         made = self._graph.tensor(
-            dim=list(shape), stride=channels_last(shape), data_type=self._owner.type
+            dim=list(shape), stride=channels_last(shape), data_type=self._owner.types[array.dtype]
         )
         self._given.append(made)
         return made
 
-    def _head(self, node: Node, inputs: list[Any]) -> Any:
+    def _head(self, node: Node, following: Iterator[Any]) -> Any:
         """Returns the graph's tensor of a convolution with its bias, or of a batch norm."""
-        x = self._tensor(inputs[0])
+        types = self._owner.library.data_type
+        x, second = self._tensor(next(following)), self._tensor(next(following))
         if node.op.kind == "batch_norm":
-            scaled = self._graph.mul(x, self._tensor(inputs[1]))
-            return self._graph.add(scaled, self._tensor(inputs[2]))
+            return self._graph.add(self._graph.mul(x, second), self._tensor(next(following)))
         top, left, bottom, right = node.op.padding
         y = self._graph.conv_fprop(
-            x, self._tensor(inputs[1]), pre_padding=[top, left], post_padding=[bottom, right],
+            x, second, pre_padding=[top, left], post_padding=[bottom, right],
             stride=list(node.op.stride), dilation=list(node.op.dilation),
-            compute_data_type=self._owner.library.data_type.FLOAT,
+            compute_data_type=types.INT32 if self._int8 else types.FLOAT,
         )  # fmt: skip
-        return (
-            y if node.inputs[2:3] in ((), (None,)) else self._graph.add(y, self._tensor(inputs[2]))
-        )
+        if self._int8:
+            y = self._graph.mul(y.set_data_type(types.INT32), self._tensor(next(following)))
+        has_bias = len(node.inputs) > 2 and node.inputs[2] is not None
+        return self._graph.add(y, self._tensor(next(following))) if has_bias else y
 
     def _output_shape(self, node: Node, inputs: list[Any]) -> Shape:
         """Returns [N, C, H, W] of what the graph makes."""
@@ -283,28 +358,55 @@ class Fused:
             )
         )  # fmt: skip
 
-    def _prepared(self, first: Node, values: Values) -> list[Any]:
-        """Returns weight and bias of a convolution, or factor and shift of a batch norm."""
-        rest = [values[name] for name in first.inputs[1:] if name is not None]
+    def _bind(self, nodes: list[Node], values: Values) -> None:
+        """Takes nodes, and prepares what the graph reads of them besides activations."""
+        owner, first, torch = self._owner, nodes[0], self._owner.torch
+        self._nodes = nodes
+        fixed = [values[name] for name in first.inputs[1:] if name is not None]
         if first.op.kind == "batch_norm":
-            return [_per_channel(one) for one in _scale_and_shift(first.op, *rest)]
-        return [rest[0], *(_per_channel(one) for one in rest[1:])]
+            fixed = [*_scale_and_shift(first.op, *fixed)]
+        elif self._int8:
+            weight = fixed[0].float()
+            steps = weight.abs().amax(dim=(1, 2, 3)).clamp(min=1e-12) / 127
+            rounded = (weight / _per_channel(steps).transpose(0, 1)).round().to(torch.int8)
+            bias = [one.float() for one in fixed[1:]]
+            fixed = [rounded, steps * owner.scale(first.inputs[0]), *bias]
+        self._fixed = [self._last(one if one.ndim == 4 else _per_channel(one)) for one in fixed]
+        device = owner.peer.model.device
+
+        def number(value: float) -> Any:
+            return torch.full((1, 1, 1, 1), value, dtype=torch.float32, device=device)
+
+        self._others: list[tuple[str, list[Any]]] = []
+        for before, node in pairwise(nodes):
+            if node.op.kind == "add":
+                name = other_input(node, before.outputs[0])
+                is_int8 = values[name].dtype == torch.int8
+                self._others.append((name, [number(owner.scale(name))] if is_int8 else []))
+        out = nodes[-1].outputs[0]
+        self._ends = [number(1 / owner.scale(out))] if owner.keeps(out) else []
 
     def _inputs(self, values: Values) -> list[Any]:
         """Returns the tensors that the graph reads, channels last, in the order in which it names them."""
-        found = [values[self._nodes[0].inputs[0]], *self._fixed]
-        for before, node in pairwise(self._nodes):
-            if node.op.kind == "add":
-                found.append(values[other_input(node, before.outputs[0])])
-        layout = self._owner.torch.channels_last
-        return [one.contiguous(memory_format=layout) for one in found]
+        torch, name = self._owner.torch, self._nodes[0].inputs[0]
+        x = values[name]
+        if self._int8 and x.dtype != torch.int8:
+            scaled = x.float() * (1 / self._owner.scale(name))
+            x = scaled.round().clamp(-127, 127).to(torch.int8)
+        found = [self._last(x), *self._fixed]
+        for other, scales in self._others:
+            found += [self._last(values[other]), *scales]
+        return [*found, *self._ends]
+
+    def _last(self, array: Any) -> Any:
+        return array.contiguous(memory_format=self._owner.torch.channels_last)
 
     def _run(self, values: Values, plan: int, workspace: int) -> Any:
         torch, owner = self._owner.torch, self._owner
         inputs = self._inputs(values)
         device = inputs[0].device
         out = torch.empty(
-            self._shape, dtype=inputs[0].dtype, device=device, memory_format=torch.channels_last
+            self._shape, dtype=self._type, device=device, memory_format=torch.channels_last
         )
         given = dict(zip(self._given, inputs, strict=True)) | dict(self._scalars.values())
         room = torch.empty(max(workspace, 1), dtype=torch.uint8, device=device)

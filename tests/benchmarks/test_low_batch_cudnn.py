@@ -118,7 +118,10 @@ class Graph:
             assert list(array.shape) == tensor.about["dim"]
             assert all(wanted == found for size, wanted, found in sizes if size > 1)
         (out,) = (tensor for tensor in tensors if tensor.computed)
-        tensors[out].copy_(out.make(tensors))
+        made = out.make(tensors)
+        if out.about["data_type"] == "int8":
+            made = made.round().clamp(-128, 127)
+        tensors[out].copy_(made)
         self.ran.append(index)
 
 
@@ -127,7 +130,9 @@ def cudnn(monkeypatch):
     """Stands in for the package."""
     made = SimpleNamespace(
         backend_version_string=lambda: "9.0.0", create_handle=object, pygraph=Graph,
-        data_type=SimpleNamespace(HALF="half", BFLOAT16="bfloat16", FLOAT="float"),
+        data_type=SimpleNamespace(
+            HALF="half", BFLOAT16="bfloat16", FLOAT="float", INT8="int8", INT32="int32"
+        ),
         heur_mode=SimpleNamespace(A="A", FALLBACK="FALLBACK"),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "cudnn", made)
@@ -183,9 +188,31 @@ def dense():
     return Dense()
 
 
-def run(tmp_path, name):
+class Wide(torch.nn.Module):
+    """Convolutions of int8 one after another, with a shortcut, after one of three channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = torch.nn.Conv2d(3, 8, 3, 2, 1)
+        self.first = torch.nn.Conv2d(8, 16, 3, 1, 1)
+        self.second = torch.nn.Conv2d(16, 16, 1, bias=False)
+        self.third = torch.nn.Conv2d(16, 16, 3, 1, 1)
+        self.last = torch.nn.Linear(16, 10)
+
+    def forward(self, x):
+        x = self.first(self.stem(x).relu()).relu()
+        y = (self.second(x).relu() + x).relu()
+        y = (self.third(y) + y).relu()
+        return self.last(y.mean((2, 3)))
+
+
+def wide():
+    return Wide()
+
+
+def run(tmp_path, name, dtype="bfloat16"):
     words = (
-        f"--network test_low_batch_cudnn:{name} --size 24x20 --device cpu --dtype bfloat16 --batch 2 --peers "
+        f"--network test_low_batch_cudnn:{name} --size 24x20 --device cpu --dtype {dtype} --batch 2 --peers "
         f"torch cudnn --rounds 1 --milliseconds 1 --bits 0 --json {tmp_path}/l.json"
     )
     assert low_batch.main(words.split()) == 0
@@ -229,6 +256,33 @@ def test_pytorch_computes_what_cudnn_has_no_plan_for(tmp_path, torchvision, cudn
     assert rows["cuDNN graphs"]["error"] < 2 * rows["PyTorch"]["error"] + 1e-4
 
 
+def test_int8_convolutions_hand_int8_to_each_other(tmp_path, torchvision, cudnn):
+    found, rows = run(tmp_path, "wide", "int8")
+    assert rows["cuDNN graphs"]["note"] == "cuDNN 9.0.0: 4 of 4 convolutions as graphs"
+    assert 1e-4 < rows["cuDNN graphs"]["error"] < 0.05
+    assert rows["cnn_engine"]["error"] < 0.05
+    assert all("it has no int8 here" in why for why in found["left_out"].values())
+    stem, first, second, third = [graph.operators for graph in Graph.made if graph.ran]
+    assert stem == ["conv", "add", "relu", "mul"]  # what it makes is read in int8
+    assert first == ["conv", "mul", "add", "relu"]  # a sum that is no graph's reads it, too
+    assert second == ["conv", "mul", "relu"]
+    assert third == ["conv", "mul", "add", "add", "relu"]
+
+
+def test_int8_falls_back_to_what_pytorch_computes(tmp_path, torchvision, cudnn, monkeypatch):
+    refused = Graph.conv_fprop
+
+    def conv_fprop(self, image, weight, **about):
+        if image.about["dim"][1] == 16:
+            raise RuntimeError("no plan")
+        return refused(self, image, weight, **about)
+
+    monkeypatch.setattr(Graph, "conv_fprop", conv_fprop)
+    _, rows = run(tmp_path, "wide", "int8")
+    assert rows["cuDNN graphs"]["note"].endswith("2 of 4 convolutions as graphs")
+    assert rows["cuDNN graphs"]["error"] < 0.05
+
+
 def test_what_is_not_there_is_left_out_by_name(tmp_path, torchvision, monkeypatch):
     monkeypatch.setitem(sys.modules, "cudnn", None)
     found, rows = run(tmp_path, "relu_block")
@@ -239,7 +293,7 @@ def test_what_is_not_there_is_left_out_by_name(tmp_path, torchvision, monkeypatc
 
 
 def test_other_data_types_are_refused(cudnn):
-    with pytest.raises(UnsupportedError, match="expected float16 or bfloat16, found tf32"):
+    with pytest.raises(UnsupportedError, match="expected float16, bfloat16, int8, found tf32"):
         CudnnGraphs(SimpleNamespace(dtype="tf32"), None)
 
 
