@@ -1,5 +1,5 @@
 // Arithmetic of tensors of 8-bit integers on CUDA: a thread makes four neighbouring numbers where
-// all tensors have them at multiples of four, else one.
+// all tensors have them at multiples of four, maxima sixteen, else one.
 #include "cuda/common/binary.cuh"
 #include "cuda/common/elements.cuh"
 #include "cuda/common/requantize.cuh"
@@ -242,14 +242,18 @@ void quantized_mean(const void* x, void* y, const MeanShape& shape, const Steps&
 
 void quantized_max_pool2d(const void* x, void* y, const MaxPool2dShape& shape, ElementType type,
                           Stream stream) {
-  const bool fours = shape.c % 4 == 0 && is_aligned(x, 4) && is_aligned(y, 4);
-  const int groups = fours ? shape.c / 4 : shape.c;
+  const auto in_runs = [&](int run) {
+    return shape.c % run == 0 && is_aligned(x, run) && is_aligned(y, run);
+  };
+  const int width = in_runs(16) ? 16 : in_runs(4) ? 4 : 1, groups = shape.c / width;
   const std::int64_t size = std::int64_t{shape.n} * shape.out_h() * shape.out_w() * groups;
   if (size == 0) return;
   launch("quantized_max_pool2d_kernel",
-         fours ? quantized_max_pool2d_kernel<4> : quantized_max_pool2d_kernel<1>, blocks_for(size),
-         kBlockThreads, 0, stream, 1, static_cast<const Byte*>(x), static_cast<Byte*>(y), shape,
-         type, size, groups);
+         width == 16  ? quantized_max_pool2d_kernel<16>
+         : width == 4 ? quantized_max_pool2d_kernel<4>
+                      : quantized_max_pool2d_kernel<1>,
+         blocks_for(size), kBlockThreads, 0, stream, 1, static_cast<const Byte*>(x),
+         static_cast<Byte*>(y), shape, type, size, groups);
 }
 
 }  // namespace cnn_engine::cuda
