@@ -107,6 +107,7 @@ std::int64_t integer_burst(std::int64_t rounds);
 }  // namespace cpu
 namespace cuda {
 std::int64_t quantized_conv2d_packed(const Conv2dShape& shape, int largest);
+std::int64_t quantized_conv2d_workspace(const Conv2dShape& shape);  // bytes
 void quantized_conv2d_pack(const std::int16_t* weight,  // weight, bias and scale: the host's memory
                            const std::int32_t* bias, const float* scale, void* packed,
                            const Conv2dShape& shape, const QuantizedTypes& types, int largest,

@@ -34,12 +34,18 @@ SOURCES = (
     "sm75/quantized_conv2d.cu",
 )  # fmt: skip
 SOURCES_80 = "sm80/conv2d_nhwc.cu", "sm80/conv2d_nhwc_float16.cu"
+SOURCES_90 = ("sm90/quantized_conv2d_wgmma.cu",)
 
 #: csrc/bindings is compiled with hidden symbols, as a wheel's modules are: see CMakeLists.txt.
 FLAGS = (
     "-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Werror",
     "-Wno-unknown-pragmas", "-Wno-unused-function", "-Wno-maybe-uninitialized",
 )  # fmt: skip
+
+
+#: What ptx.h has, and how an instruction begins: behind a guard's registers, labels and comparisons.
+_KNOWN = (EMULATOR / "ptx.h").read_text()
+_OPCODE = re.compile(r"\s*(?!\.|setp\b|selp\b|@|again:)([\w.:]+)")
 
 
 def _closing(text: str, at: int) -> int:
@@ -57,14 +63,15 @@ def _closing(text: str, at: int) -> int:
 
 def _instruction(statement: str) -> str:
     """Returns the call that stands for what follows ``asm``: the instruction's name, and its operands."""
-    opcode = re.match(r'\s*"([\w.:]+)', statement)
-    if opcode is None:
-        return '::emulator::Block::current->fail("expected one instruction")'
+    text = ";".join(re.findall(r'"([^"]*)"', statement))
+    opcode = next(filter(None, map(_OPCODE.match, re.split(r"[;{}]|\\n", text))), None)
     operands, at = [], 0
     while found := re.compile(r'"[+=]*[a-z]+"\s*(?=\()').search(statement, at):
         at = _closing(statement, found.end())
         operands.append(statement[found.end() + 1 : at])
-    name = re.sub(r"\W+", "_", opcode[1])
+    name = re.sub(r"\W+", "_", opcode[1]) if opcode is not None else ""
+    if not name or not re.search(rf"\b{name}\b", _KNOWN):
+        return '::emulator::Block::current->fail("expected an instruction that ptx.h has")'
     return f"::emulator::ptx::{name}({', '.join(operands)})"
 
 
@@ -105,9 +112,14 @@ def _compile(architecture: int, options: tuple[str, ...], to: Path) -> None:
     includes = [EMULATOR, to, TOP / "csrc", pybind11.get_include(), sysconfig.get_path("include")]
     flags = [
         *FLAGS, *options, f"-D__CUDA_ARCH__={architecture}0",
+        *(["-D__CUDA_ARCH_FEAT_SM90_ALL"] if architecture == 90 else []),
         f"-DCNN_ENGINE_MODULE=emulated_{architecture}", *(f"-I{folder}" for folder in includes),
     ]  # fmt: skip
-    sources = (*SOURCES, *SOURCES_80) if architecture >= 80 else SOURCES
+    sources = SOURCES
+    if architecture >= 80:
+        sources += SOURCES_80
+    if architecture >= 90:
+        sources += SOURCES_90
     files = [EMULATOR / "module.cpp", *(to / "cuda" / name for name in sources)]
 
     def compiled(file: Path) -> str:
@@ -135,7 +147,7 @@ def module(architecture: int = 80) -> Any:
     if sys.platform != "linux" or shutil.which("g++") is None:
         pytest.skip("needs g++")
     options = tuple(os.environ.get("CNN_ENGINE_EMULATOR_FLAGS", "").split())
-    files = [*TOP.glob("csrc/*/*.h"), *(TOP / "csrc/cuda").rglob("*.c*"), *EMULATOR.iterdir()]
+    files = [*TOP.glob("csrc/*/*.h"), *(TOP / "csrc/cuda").rglob("*.c*"), *EMULATOR.rglob("*.*")]
     parts = [sys.version, str(options), str(_cpu.__file__), Path(__file__).read_text()]
     parts += [file.read_text() for file in sorted([*files, TOP / "csrc/ops/operators.def"])]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -156,16 +168,18 @@ def module(architecture: int = 80) -> Any:
 
 #: Functions that a fake GPU takes from here; others are the CPU's.
 INTEGERS = (
-    "copy_nd", "gather", "quantized_conv2d_packed", "quantized_conv2d_pack", "quantized_conv2d",
-    "quantize_linear", "dequantize_linear", "lookup", "quantized_add", "quantized_mul", "quantized_mean",
-    "quantized_max_pool2d",
+    "copy_nd", "gather", "quantized_conv2d_packed", "quantized_conv2d_pack",
+    "quantized_conv2d_workspace", "quantized_conv2d", "quantize_linear", "dequantize_linear", "lookup",
+    "quantized_add", "quantized_mul", "quantized_mean", "quantized_max_pool2d",
 )  # fmt: skip
+INTEGERS_90 = tuple(f"quantized_conv2d_wgmma{what}" for what in ("_takes", "_packed", "_pack", ""))
 
 
 def install(monkeypatch: Any, architecture: int) -> None:
     """Makes every device ``cuda...`` a fake whose kernels of integers are emulated ones."""
     fake_cuda.install(monkeypatch, tensor_cores=architecture >= 80)
     found = module(architecture)
-    for name in INTEGERS:
+    more = INTEGERS_90 if architecture >= 90 else ()
+    for name in (*INTEGERS, *more):
         function = staticmethod(getattr(found, name))
         monkeypatch.setattr(fake_cuda.FakeKernels, name, function, raising=False)

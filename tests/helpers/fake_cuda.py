@@ -44,6 +44,14 @@ class FakeKernels:
     quantized_conv2d_packed = staticmethod(_cpu.quantized_conv2d_packed)
 
     @staticmethod
+    def quantized_conv2d_workspace(_shape: Any) -> int:
+        return 0
+
+    @staticmethod
+    def quantized_conv2d_wgmma_takes(*_how: Any) -> bool:
+        return False
+
+    @staticmethod
     def quantized_conv2d_pack(*arguments: Any) -> None:
         _cpu.quantized_conv2d_pack(*arguments[:-1])
 

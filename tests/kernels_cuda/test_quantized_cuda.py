@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import emulated_cuda
 import numpy as np
 import pytest
@@ -9,8 +11,9 @@ from fake_cuda import FakeCuda
 from integer_graphs import Generator
 from integer_nodes import cases, graph_of, numbers, scale
 
-from cnn_engine import Engine
+from cnn_engine import Engine, kernels
 from cnn_engine.graph.graph import Graph, Node, Value
+from cnn_engine.kernels.cuda import quantized
 from cnn_engine.lower.placement import Placement, place
 from cnn_engine.operators.pad import Pad
 from cnn_engine.operators.quantized import DynamicQuantizeLinear, Lookup
@@ -20,7 +23,8 @@ from cnn_engine.operators.shaping import Transpose
 
 
 @pytest.fixture(
-    params=[80, 75, pytest.param(0, marks=pytest.mark.gpu)], ids=["sm_80", "sm_75", "gpu"]
+    params=[80, 75, 90, pytest.param(0, marks=pytest.mark.gpu)],
+    ids=["sm_80", "sm_75", "sm_90", "gpu"],
 )
 def architecture(request, monkeypatch):
     """Kernels as compiled for an architecture and emulated, or a GPU."""
@@ -102,6 +106,39 @@ CONVOLUTIONS = [
 def test_convolutions_are_their_references(rng, architecture, case):
     *plain, more = case
     check(*layer(rng, *plain, **more))
+
+
+#: What wgmma multiplies: steps of 64 and 128 bytes, borders, tails of filters and of positions.
+OF_WGMMA = [
+    ("int8", "int8", (2, 9, 7, 64), 72, (3, 3), "uint8", "residual", {"padding": (1, 1, 1, 1)}),
+    ("uint8", "int8", (1, 13, 11, 48), 200, (1, 1), "int8", "table", {"stride": (2, 2)}),
+    ("uint8", "int8", (3, 5, 6, 160), 33, (2, 3), "float32", "", {"padding": (0, 2, 1, 0)}),
+    ("int8", "int8", (1, 9, 8, 80), 96, (3, 2), "uint8", "", {"padding": (3, 1, 2, 1), "dilation": (2, 1)}),
+    ("int8", "int8", (1, 12, 12, 208), 272, (1, 1), "uint8", "residual", {}),
+    ("uint8", "int8", (5, 1, 1, 512), 70, (1, 1), "int32", "", {}),
+    ("uint8", "int8", (1, 10, 9, 16), 64, (5, 5), "uint8", "inner", {"padding": (2, 2, 2, 2)}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize("case", OF_WGMMA, ids=lambda case: "-".join(map(str, case[2:6])))
+@pytest.mark.parametrize("device", ["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
+def test_all_tiles_of_wgmma_make_the_reference(rng, monkeypatch, device, case, rank):
+    """Each rank is another tile; the bits are those of all."""
+    if device == "emulated":
+        emulated_cuda.install(monkeypatch, 90)
+    (row,) = kernels.of("quantized_conv2d_nhwc", "cuda")
+
+    def make(call):
+        assert call.prepared.function == "quantized_conv2d_wgmma"
+        return row.make(call, rank=rank)
+
+    monkeypatch.setitem(kernels._BY_OPERATOR, (row.op, "cuda"), [replace(row, make=make)])
+    monkeypatch.setattr(quantized, "_may_be_unaligned", lambda *_: False)  # x is the caller's
+    *plain, more = case
+    record, arrays = layer(rng, *plain, **more)
+    arrays[5] = np.zeros_like(arrays[5])  # weights of 8 bits
+    check(record, arrays)
 
 
 def random_layer(rng):

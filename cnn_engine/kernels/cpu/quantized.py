@@ -41,10 +41,11 @@ PACKED_ALONE = (WEIGHT, W_ZERO)
 
 @dataclass(frozen=True)
 class _Packed:
-    """The weights as the instructions of this CPU read them, and what the integers stand for."""
+    """The weights as a compiled function reads them, what the integers stand for, and its name."""
 
     buffer: Buffer
     types: Any
+    function: str = "quantized_conv2d"
 
 
 def _not_constant(node: Node, graph: Graph, places: Sequence[int] = PACKED) -> str | None:
@@ -73,7 +74,7 @@ def _type(dtype: str) -> Any:
     return getattr(_cpu.ElementType, dtype)
 
 
-def _types(node: Node, graph: Graph) -> Any:
+def types_of(node: Node, graph: Graph) -> Any:
     op, x, residual = node.op, graph.values[node.inputs[X]], _name(node, RESIDUAL)
     low, high = INTEGER_RANGES.get(op.dtype, (0, 0))
     return _cpu.QuantizedTypes(
@@ -86,7 +87,7 @@ def _types(node: Node, graph: Graph) -> Any:
     )  # fmt: skip
 
 
-def _shape(node: Node, inputs: Sequence[Value | None]) -> Any:
+def shape_of(node: Node, inputs: Sequence[Value | None]) -> Any:
     """Returns a layer's shape as a convolution's: a matrix product's images have one place."""
     op, x, weight = node.op, inputs[X], inputs[WEIGHT]
     if op.kind == "quantized_linear":
@@ -104,23 +105,34 @@ def _is_planar(node: Node) -> bool:
     return getattr(node.op, "planar", False)
 
 
-def _pack(node: Node, graph: Graph, device: Any) -> _Packed:
-    return _packed(node, graph, device, _types(node, graph), (BIAS, SCALE))
+def pack(node: Node, graph: Graph, device: Any) -> _Packed:
+    return packed_by("quantized_conv2d", node, graph, device, types_of(node, graph), (BIAS, SCALE))
 
 
-def _packed(
-    node: Node, graph: Graph, device: Any, types: Any, parameters: Sequence[int | None]
+def weight_of(node: Node, graph: Graph) -> tuple[np.ndarray, int]:
+    """Returns a layer's weights less their zero points, and their largest size as kernels ask for it."""
+    weight = _constant(node, graph, WEIGHT).astype(np.int16)
+    if (zero := _constant(node, graph, W_ZERO)) is not None:
+        weight -= zero.astype(np.int16).reshape(-1, *[1] * (weight.ndim - 1))
+    return weight, max(int(weight.max()), -1 - int(weight.min()), 0)
+
+
+def packed_by(
+    function: str,
+    node: Node,
+    graph: Graph,
+    device: Any,
+    types: Any,
+    parameters: Sequence[int | None],
 ) -> _Packed:
     """Returns packed weights.
 
     Args:
+        function: of the compiled ones, that they are for.
         parameters: the places of bias and scale, which are packed with them, or None.
     """
-    weight = _constant(node, graph, WEIGHT).astype(np.int16)
-    if (zero := _constant(node, graph, W_ZERO)) is not None:
-        weight -= zero.astype(np.int16).reshape(-1, *[1] * (weight.ndim - 1))
-    largest = max(int(weight.max()), -1 - int(weight.min()), 0)
-    shape, native = _shape(node, graph.inputs_of(node)), functions(device)
+    weight, largest = weight_of(node, graph)
+    shape, native = shape_of(node, graph.inputs_of(node)), functions(device)
 
     def fill(address: int) -> Any:
         arrays = (None if p is None else _constant(node, graph, p) for p in parameters)
@@ -130,11 +142,11 @@ def _packed(
         ]
         sources = (0 if array is None else _cpu.address_of(array) for array in kept)
         where = (device.stream_handle,) if device.kind == "cuda" else ()
-        native.quantized_conv2d_pack(*sources, address, shape, types, largest, *where)
+        getattr(native, f"{function}_pack")(*sources, address, shape, types, largest, *where)
         return kept
 
-    nbytes = native.quantized_conv2d_packed(shape, largest)
-    return _Packed(packed(device, nbytes, fill), types)
+    nbytes = getattr(native, f"{function}_packed")(shape, largest)
+    return _Packed(packed(device, nbytes, fill), types, function)
 
 
 def _packed_for(node: Node, graph: Graph, device: Any) -> str:
@@ -142,30 +154,33 @@ def _packed_for(node: Node, graph: Graph, device: Any) -> str:
 
 
 def _workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
-    shape = _shape(node, graph.inputs_of(node))
+    shape = shape_of(node, graph.inputs_of(node))
     return _cpu.quantized_conv2d_workspace(shape, _is_planar(node), threads)
 
 
-def _make(call: Call) -> Bound:
+def arguments_of(call: Call) -> tuple[list[Any], list[Any]]:
+    """Returns the addresses that a layer's function takes, from its input to its output, and its sizes."""
     x, (y,) = call.inputs[X], call.outputs
     residual, table = (
         call.inputs[place] if len(call.inputs) > place else None for place in (RESIDUAL, TABLE)
     )
     columns = math.prod(x.shape[1:]) if len(y.shape) == 2 else call.pitch(x)
     own = x.shape[1] if _is_planar(call.node) else columns
-    return call.native(
-        "quantized_conv2d",
+    addresses = [
         call.input_addresses[X],
         call.prepared.buffer.address,
         0 if residual is None else call.input_addresses[RESIDUAL],
         0 if table is None else call.input_addresses[TABLE],
         call.output_addresses[0],
-        call.workspace,
-        _shape(call.node, call.inputs),
-        _cpu.Conv2dPitches(own, call.pitch(y), call.pitch(residual)),
-        call.prepared.types,
-        _is_planar(call.node),
-    )
+    ]
+    pitches = _cpu.Conv2dPitches(own, call.pitch(y), call.pitch(residual))
+    return addresses, [shape_of(call.node, call.inputs), pitches, call.prepared.types]
+
+
+def make(call: Call) -> Bound:
+    addresses, sizes = arguments_of(call)
+    planar = _is_planar(call.node)
+    return call.native("quantized_conv2d", *addresses, call.workspace, *sizes, planar)
 
 
 def _not_computed(node: Node, graph: Graph) -> str | None:
@@ -179,11 +194,11 @@ def _not_computed(node: Node, graph: Graph) -> str | None:
 def _pack_alone(node: Node, graph: Graph, device: Any) -> _Packed:
     unsigned, y = _type("uint8"), _type(node.op.dtype)
     types = _cpu.QuantizedTypes(unsigned, 1, y, 0, 0, 0, unsigned, 0, 0.0)
-    return _packed(node, graph, device, types, (None, None))
+    return packed_by("quantized_conv2d", node, graph, device, types, (None, None))
 
 
 def _computed_workspace(node: Node, graph: Graph, device: Any, threads: int) -> int:
-    shape = _shape(node, graph.inputs_of(node))
+    shape = shape_of(node, graph.inputs_of(node))
     return _cpu.quantized_conv2d_computed_workspace(shape, _is_planar(node), threads)
 
 
@@ -202,7 +217,7 @@ def _make_computed(call: Call) -> Bound:
         addresses[SCALE],
         call.output_addresses[0],
         call.workspace,
-        _shape(call.node, call.inputs),
+        shape_of(call.node, call.inputs),
         _cpu.Conv2dPitches(own, call.pitch(y), 0),
         _type(call.node.op.dtype),
         1 if scale is None else scale.size,
@@ -220,7 +235,7 @@ def _computed_row(op: str, pitched: tuple[int | None, ...]) -> Kernel:
 
 def _row(op: str, pitched: tuple[int | None, ...]) -> Kernel:
     return Kernel(
-        op, "int8", "cpu", _make, dtypes=EIGHT_BITS, why_not=_not_constant, prepare=_pack,
+        op, "int8", "cpu", make, dtypes=EIGHT_BITS, why_not=_not_constant, prepare=pack,
         packed_for=_packed_for, packs=PACKED, workspace=_workspace, pitched=pitched,
     )  # fmt: skip
 

@@ -87,31 +87,65 @@ void launch_tiles(const QuantizedGemm& p, Stream stream) {
   launch_tile<ByteTile<1, 1, 4>, Width>(p, stream);
 }
 
+// A shape as kernels read it: of one group, fewer than four channels become four.
+Conv2dShape as_read(Conv2dShape shape) {
+  if (shape.groups == 1 && shape.c < 4 && !is_depthwise(shape)) shape.c = 4;
+  return shape;
+}
+
+// Brings the channels of [N, H, W, pitch] or [N, C, H, W] together in fours; weights of those that
+// fill up are zeros.
+__global__ void four_channels_kernel(const std::uint8_t* x, std::uint8_t* y, int channels,
+                                     std::int64_t position_step, std::int64_t channel_step,
+                                     std::int64_t more_an_image, const Divisor by_positions,
+                                     std::int64_t all) {
+  wait_for_inputs();
+  let_successors_start();
+  const std::int64_t index = grid_thread();
+  if (index >= all) return;
+  const unsigned image = by_positions.quotient(static_cast<unsigned>(index));
+  const std::uint8_t* const from = x + index * position_step + image * more_an_image;
+  Neighbours<std::uint8_t, 4> four{};
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    if (c < channels) four.value[c] = from[c * channel_step];
+  }
+  reinterpret_cast<Neighbours<std::uint8_t, 4>*>(y)[index] = four;
+}
+
 int passes_of(int largest) { return largest <= 127 ? 1 : (largest + 126) / 127; }
 
 }  // namespace
 
 std::int64_t quantized_conv2d_packed(const Conv2dShape& shape, int largest) {
-  return QuantizedPacked<char>(nullptr, shape).bytes(passes_of(largest));
+  const Conv2dShape read = as_read(shape);
+  return QuantizedPacked<char>(nullptr, read).bytes(passes_of(largest));
+}
+
+std::int64_t quantized_conv2d_workspace(const Conv2dShape& shape) {
+  const Conv2dShape read = as_read(shape);
+  return read.c > shape.c ? std::int64_t{4} * shape.n * shape.h * shape.w : 0;
 }
 
 void quantized_conv2d_pack(const std::int16_t* weight, const std::int32_t* bias, const float* scale,
                            void* packed, const Conv2dShape& shape, const QuantizedTypes& types,
                            int largest, Stream stream) {
-  const Conv2dShape& p = shape;
+  const Conv2dShape p = as_read(shape);
   const int passes = passes_of(largest), channels = p.group_channels(), area = p.r * p.s;
-  std::vector<char> memory(quantized_conv2d_packed(p, largest));
+  const int given = shape.group_channels(), filter_size = shape.filter_size();
+  std::vector<char> memory(quantized_conv2d_packed(shape, largest));
   const QuantizedPacked<char> to(memory.data(), p);
   to.header().passes = passes;
   std::memset(to.header().zeros, types.x_zero, sizeof(to.header().zeros));
   if (scale) std::memcpy(to.scale(), scale, sizeof(*scale) * p.k);
   for (int k = 0; k < p.k; ++k) {  // modulo 2^32
     std::uint32_t sum = 0;
-    for (int t = 0; t < p.filter_size(); ++t) sum += weight[std::int64_t{k} * p.filter_size() + t];
+    for (int t = 0; t < filter_size; ++t) sum += weight[std::int64_t{k} * filter_size + t];
     to.bias()[k] = static_cast<std::int32_t>((bias ? bias[k] : 0u) - sum * types.x_zero);
   }
-  const auto at = [&](int k, int term) {
-    return weight[std::int64_t{k} * p.filter_size() + term % channels * area + term / channels];
+  const auto at = [&](int k, int term) -> int {
+    const int c = term % channels, offset = term / channels;
+    return c < given ? weight[std::int64_t{k} * filter_size + c * area + offset] : 0;
   };
   const int steps = steps_of(p, passes), filters = p.group_filters();
   for (int k = 0; k < p.k; ++k) {
@@ -133,13 +167,29 @@ void quantized_conv2d_pack(const std::int16_t* weight, const std::int32_t* bias,
 }
 
 void quantized_conv2d(const void* input, const void* packed, const void* residual,
-                      const void* table, void* output, void*, const Conv2dShape& shape,
-                      const Conv2dPitches& pitches, const QuantizedTypes& types, bool planar,
+                      const void* table, void* output, void* workspace, const Conv2dShape& given,
+                      const Conv2dPitches& given_pitches, const QuantizedTypes& types, bool planar,
                       Stream stream) {
   if (!is_aligned(packed, 16)) {
     throw std::invalid_argument("packed weights: expected an address that is a multiple of 16");
   }
+  const Conv2dShape shape = as_read(given);
+  Conv2dPitches pitches = given_pitches;
   const std::int64_t positions_in = std::int64_t{shape.h} * shape.w;
+  if (shape.c > given.c) {
+    const std::int64_t step = planar ? 1 : pitches.x, channel = planar ? positions_in : 1;
+    const std::int64_t more = planar ? positions_in * (given.c - 1) : 0;
+    for_each_part_of_batch(shape.n, positions_in, [&](std::int64_t first, int images) {
+      const std::int64_t all = images * positions_in, before = first * positions_in;
+      launch("four_channels_kernel", four_channels_kernel, blocks_for(all), kBlockThreads, 0,
+             stream, 1, static_cast<const std::uint8_t*>(input) + before * step + first * more,
+             static_cast<std::uint8_t*>(workspace) + before * 4, given.c, step, channel, more,
+             Divisor(static_cast<unsigned>(positions_in)), all);
+    });
+    input = workspace;
+    pitches.x = 4;
+    planar = false;
+  }
   const std::int64_t positions = std::int64_t{shape.out_h()} * shape.out_w();
   const std::int64_t image_in = positions_in * (planar ? shape.c : pitches.x);
   const auto in_runs = [](int run, const void* address, int pitch) {

@@ -81,40 +81,27 @@ __device__ inline void finish(const QuantizedGemm& p, const QuantizedPacked<cons
                               std::int64_t position, int channel, int count, const int* sums) {
   const QuantizedTypes& types = p.types;
   const std::int64_t to = position * p.pitches.y + channel;
-  const auto total = [&](int i) {
-    return sums[i] + packed.bias()[channel + i];
-  };
-  if (types.y == ElementType::int32) {
-    for (int i = 0; i < count; ++i) static_cast<int*>(p.y)[to + i] = total(i);
-    return;
-  }
-  if (types.y == ElementType::float32) {
+  const std::uint8_t* const residual =
+      p.residual ? p.residual + position * p.pitches.residual + channel : nullptr;
+  const bool in_bytes = types.y == ElementType::int8 || types.y == ElementType::uint8;
+  if (!p.fours || !in_bytes) {
     for (int i = 0; i < count; ++i) {
-      static_cast<float*>(p.y)[to + i] = scaled(total(i), packed.scale()[channel + i]);
+      store_requantized(p.y, to + i, sums[i] + packed.bias()[channel + i],
+                        packed.scale()[channel + i], residual ? residual + i : nullptr, types,
+                        p.table);
     }
     return;
   }
   using Four = Neighbours<std::uint8_t, 4>;
   Four added{}, made;
-  const std::uint8_t* const residual =
-      p.residual ? p.residual + position * p.pitches.residual + channel : nullptr;
-  if (residual && p.fours) added = *reinterpret_cast<const Four*>(residual);
+  if (residual) added = *reinterpret_cast<const Four*>(residual);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (i >= count) break;
-    if (residual && !p.fours) added.value[i] = residual[i];
-    const float scale = packed.scale()[channel + i];
-    const float v =
-        residual ? scaled(total(i), scale, added.value[i], types) : scaled(total(i), scale);
-    const auto byte = static_cast<std::uint8_t>(to_integer(v, types.y_zero, types.low, types.high));
-    made.value[i] = p.table ? p.table[byte] : byte;
+    store_requantized(made.value, i, sums[i] + packed.bias()[channel + i],
+                      packed.scale()[channel + i], residual ? added.value + i : nullptr, types,
+                      p.table);
   }
-  auto* const y = static_cast<std::uint8_t*>(p.y) + to;
-  if (p.fours) {
-    *reinterpret_cast<Four*>(y) = made;
-  } else {
-    for (int i = 0; i < count; ++i) y[i] = made.value[i];
-  }
+  *reinterpret_cast<Four*>(static_cast<std::uint8_t*>(p.y) + to) = made;
 }
 
 // A thread's position among the kernel offsets, of the terms that it copies in every step.

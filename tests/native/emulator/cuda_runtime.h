@@ -55,6 +55,14 @@ inline int __float2int_rn(float x) { return static_cast<int>(std::nearbyint(x));
 inline unsigned __umulhi(unsigned x, unsigned y) {
   return static_cast<unsigned>((static_cast<std::uint64_t>(x) * y) >> 32);
 }
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  const std::uint64_t both = static_cast<std::uint64_t>(y) << 32 | x;
+  unsigned made = 0;
+  for (int i = 0; i < 4; ++i) {
+    made |= static_cast<unsigned>(both >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  }
+  return made;
+}
 inline float __saturatef(float x) { return std::fmin(std::fmax(x, 0.0f), 1.0f); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 

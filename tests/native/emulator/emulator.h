@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -70,7 +71,8 @@ struct Fiber {
   ucontext_t context;
   uint3 index;
   bool done, waits;
-  std::string at;  // what it waits at
+  std::string at;               // what it waits at
+  std::function<bool()> ready;  // whether it need wait no longer; none: others say so
   std::vector<Copy> open;
   std::vector<std::vector<Copy>> groups;
 };
@@ -81,6 +83,32 @@ struct Warp {
   const char* what = "";
   const void* in[kWarp];
   void* out[kWarp];
+};
+
+// An mbarrier: arrivals and bytes that its phase still waits for, and copies that are under way.
+struct MemoryBarrier {
+  int arrivals, pending;
+  std::int64_t bytes;
+  int phase;
+  std::vector<std::function<void()>> copies;
+
+  void expect(std::int64_t more) { bytes += more; }
+  void arrive() {
+    --pending;
+    look();
+  }
+  // Copies are done once someone waits for them.
+  void copy() {
+    for (const auto& one : std::exchange(copies, {})) one();
+    look();
+  }
+
+ private:
+  void look() {
+    if (pending > 0 || bytes != 0) return;
+    pending = arrivals;
+    ++phase;
+  }
 };
 
 class Block {
@@ -172,6 +200,27 @@ class Block {
   }
   void barrier() { barrier(0, static_cast<int>(fibers_.size())); }
 
+  // Waits until a condition holds, which others make true.
+  void until(const std::string& what, const std::function<bool()>& ready) {
+    while (!ready()) {
+      own().ready = ready;
+      wait(what);
+      own().ready = nullptr;
+      own().waits = false;
+    }
+  }
+
+  // Barriers in shared memory, by their addresses.
+  MemoryBarrier& memory_barrier(std::uint32_t address) {
+    const auto found = memory_barriers_.find(address);
+    if (found == memory_barriers_.end()) fail("mbarrier: expected one that is initialised");
+    return found->second;
+  }
+  void init_memory_barrier(std::uint32_t address, int arrivals) {
+    if (address % 8 != 0) fail("mbarrier: expected an address that is a multiple of 8");
+    memory_barriers_[address] = {arrivals, arrivals, 0, 0, {}};
+  }
+
   // Whether a shared variable of a function is met for the first time in this block.
   bool meets(const void* variable) { return met_.insert(variable).second; }
 
@@ -205,7 +254,8 @@ class Block {
     bool all_done = true;
     for (int i = 0; i < count; ++i, at += up ? 1 : count - 1) {
       const Fiber& fiber = fibers_[at % count];
-      if (!fiber.done && !fiber.waits) return at % count;
+      const bool goes_on = !fiber.waits || (fiber.ready && fiber.ready());
+      if (!fiber.done && goes_on) return at % count;
       all_done &= fiber.done;
     }
     if (all_done) return -1;
@@ -221,6 +271,7 @@ class Block {
   std::vector<Fiber> fibers_;
   std::vector<Warp> warps_;
   std::map<int, int> arrived_;
+  std::map<std::uint32_t, MemoryBarrier> memory_barriers_;
   std::set<const void*> met_;
   void (*body_)(const void*);
   const void* of_;
@@ -257,6 +308,28 @@ inline void wait_for_copies(std::size_t pending) {
     }
     groups.erase(groups.begin());
   }
+}
+
+// ---- copies that an mbarrier waits for ----
+
+// Where TMA has byte `address` of rows of so many bytes, in the swizzle of as many.
+inline std::uint32_t swizzled(std::uint32_t address, int row_bytes) {
+  return address ^ ((address >> 7 & static_cast<std::uint32_t>(row_bytes / 16 - 1)) << 4);
+}
+
+// `from` may be null: zeros.
+inline void copy_for_barrier(std::uint32_t to, const char* from, int bytes, std::uint32_t barrier,
+                             int swizzle) {
+  for (int i = 0; i < bytes; ++i) {
+    *shared_pointer(swizzle ? swizzled(to + i, swizzle) : to + i) = static_cast<char>(kPoison);
+  }
+  MemoryBarrier& at = Block::current->memory_barrier(barrier);
+  at.copies.push_back([=, &at] {
+    for (int i = 0; i < bytes; ++i) {
+      *shared_pointer(swizzle ? swizzled(to + i, swizzle) : to + i) = from ? from[i] : 0;
+    }
+    at.expect(-bytes);
+  });
 }
 
 // ---- shared variables of functions, which a block finds as poison ----

@@ -47,6 +47,7 @@ PYBIND11_MODULE(CNN_ENGINE_MODULE, module) {
   CNN_ENGINE_EMULATED(linear_mma)
   CNN_ENGINE_EMULATED(quantized_conv2d_packed)
   CNN_ENGINE_EMULATED(quantized_conv2d_pack)
+  CNN_ENGINE_EMULATED(quantized_conv2d_workspace)
   CNN_ENGINE_EMULATED(quantized_conv2d)
   CNN_ENGINE_EMULATED(quantize_linear)
   CNN_ENGINE_EMULATED(dequantize_linear)
@@ -60,6 +61,12 @@ PYBIND11_MODULE(CNN_ENGINE_MODULE, module) {
   CNN_ENGINE_EMULATED(conv2d_nhwc_workspace)
   CNN_ENGINE_EMULATED(conv2d_nhwc_pack)
   CNN_ENGINE_EMULATED(conv2d_nhwc)
+#endif
+#if __CUDA_ARCH__ >= 900
+  CNN_ENGINE_EMULATED(quantized_conv2d_wgmma_takes)
+  CNN_ENGINE_EMULATED(quantized_conv2d_wgmma_packed)
+  CNN_ENGINE_EMULATED(quantized_conv2d_wgmma_pack)
+  CNN_ENGINE_EMULATED(quantized_conv2d_wgmma)
 #endif
   module.def("set_order", [](int order) { emulator::order = static_cast<emulator::Order>(order); });
   module.def("faulty_product", &faulty_product);

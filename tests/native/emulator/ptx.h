@@ -4,6 +4,9 @@
 // mma.m16n8k32", and "ldmatrix".
 #pragma once
 
+#include <cuda.h>
+
+#include <algorithm>
 #include <cmath>
 
 #include "cuda_bf16.h"
@@ -161,6 +164,88 @@ inline void cp_async_cg_shared_global(std::uint32_t to, const void* from, int re
 inline void cp_async_commit_group() { commit_copies(); }
 inline void cp_async_wait_group(int pending) { wait_for_copies(pending); }
 inline void bar_sync(int id, int threads) { Block::current->barrier(id, threads); }
+
+// ---- barriers in shared memory, and the copies that they wait for ----
+
+inline void griddepcontrol_wait() {}
+inline void griddepcontrol_launch_dependents() {}
+inline void fence_mbarrier_init_release_cluster() {}
+inline void fence_proxy_async_shared_cta() {}
+inline void prefetch_tensormap(const CUtensorMap*) {}
+inline void elect_sync(std::uint32_t& leads) { leads = Block::current->lane() == 0; }
+
+inline void mbarrier_init_shared_cta_b64(std::uint32_t barrier, int arrivals = 1) {
+  Block::current->init_memory_barrier(barrier, arrivals);
+}
+inline void mbarrier_arrive_shared_cta_b64(std::uint32_t barrier) {
+  Block::current->memory_barrier(barrier).arrive();
+}
+inline void mbarrier_arrive_expect_tx_shared_cta_b64(std::uint32_t barrier, std::uint32_t bytes) {
+  MemoryBarrier& at = Block::current->memory_barrier(barrier);
+  at.expect(bytes);
+  at.arrive();
+}
+inline void mbarrier_try_wait_parity_shared_cta_b64(std::uint32_t barrier, int parity = 0) {
+  MemoryBarrier& at = Block::current->memory_barrier(barrier);
+  Block::current->until("mbarrier " + std::to_string(barrier), [&at, parity] {
+    at.copy();
+    return at.phase % 2 != parity;
+  });
+}
+
+inline void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(std::uint32_t to,
+                                                                           const void* from,
+                                                                           std::uint32_t bytes,
+                                                                           std::uint32_t barrier) {
+  if (to % 16 != 0 || reinterpret_cast<std::uintptr_t>(from) % 16 != 0 || bytes % 16 != 0) {
+    Block::current->fail("cp.async.bulk: expected multiples of 16");
+  }
+  copy_for_barrier(to, static_cast<const char*>(from), static_cast<int>(bytes), barrier, 0);
+}
+
+// A row of a box, of which bytes past the last column are zeros, or all of it.
+inline void copy_row(std::uint32_t to, const CUtensorMap& map, const char* row, int column,
+                     std::uint32_t barrier) {
+  if (to % 16 != 0) Block::current->fail("cp.async.bulk.tensor: expected a multiple of 16");
+  const auto left = std::max<std::int64_t>(0, row ? map.dims[0] - column : 0);
+  const int some = static_cast<int>(std::min<std::int64_t>(left, map.columns));
+  if (some > 0) copy_for_barrier(to, row + column, some, barrier, map.swizzle);
+  if (some < map.columns) {
+    copy_for_barrier(to + some, nullptr, map.columns - some, barrier, map.swizzle);
+  }
+}
+
+inline void cp_async_bulk_tensor_2d_shared_cluster_global_tile_mbarrier_complete_tx_bytes(
+    std::uint32_t to, const CUtensorMap* map, int column, int row, std::uint32_t barrier) {
+  for (int i = 0; i < map->rows; ++i, to += map->columns) {
+    const bool inside = row + i < map->dims[1];
+    copy_row(to, *map, inside ? map->data + (row + i) * map->strides[0] : nullptr, column, barrier);
+  }
+}
+
+// Pixels one after another within the box of base pixels, that the corners bound, each moved by
+// the offsets.
+inline void cp_async_bulk_tensor_4d_shared_cluster_global_im2col_mbarrier_complete_tx_bytes(
+    std::uint32_t to, const CUtensorMap* map, int c, int w, int h, int n, std::uint32_t barrier,
+    unsigned short right, unsigned short down) {
+  for (int i = 0; i < map->rows; ++i, to += map->columns) {
+    const std::int64_t column = w + right, row = h + down;
+    const bool inside =
+        column >= 0 && column < map->dims[1] && row >= 0 && row < map->dims[2] && n < map->dims[3];
+    copy_row(
+        to, *map,
+        inside ? map->data + column * map->strides[0] + row * map->strides[1] + n * map->strides[2]
+               : nullptr,
+        c, barrier);
+    w += static_cast<int>(map->steps[1]);
+    if (w < map->dims[1] + map->upper[0]) continue;
+    w = map->lower[0];
+    h += static_cast<int>(map->steps[2]);
+    if (h < map->dims[2] + map->upper[1]) continue;
+    h = map->lower[1];
+    ++n;
+  }
+}
 
 // ---- numbers ----
 
