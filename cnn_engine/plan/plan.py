@@ -42,6 +42,17 @@ class Part:
     flops: int
 
 
+@dataclass(frozen=True)
+class Later:
+    """Numbers of all steps of a plan, each counted when it is first asked for.
+
+    Attributes:
+        count: takes the step's name, and ``flops`` or ``bytes``.
+    """
+
+    count: Callable[[str, str], int]
+
+
 class _Count:
     """A number of a step, or a function that returns it, which is called when it is first asked for."""
 
@@ -52,7 +63,9 @@ class _Count:
         if step is None:  # the default
             return 0
         value = step.__dict__[self._name]
-        if callable(value):
+        if type(value) is Later:
+            value = step.__dict__[self._name] = value.count(step.name, self._name)
+        elif callable(value):
             value = step.__dict__[self._name] = value()
         return value
 

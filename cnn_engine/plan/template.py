@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -29,7 +29,7 @@ from ..operators.report_kinds import REPORT_KINDS
 from .arenas import plan_memory
 from .expressions import Expressions, FilledArguments, Numbers
 from .packing import Lifetime, Stack
-from .plan import Slot, Step
+from .plan import Later, Slot, Step
 
 #: Ways of running a node that are kept, of calls with symbols; those after them ask for calls at each size.
 MOST_FORMS = 8
@@ -341,6 +341,7 @@ class Sized:
     ) -> None:
         self._template, self._at, self._forms = template, at, forms
         self._sizes, self._placed, self._graph = sizes, placed, cache(graph)
+        self._later = Later(self._cost)
         sizes_of = [at.of(*one) for one in template._values]
         sizes_of += [
             self._numeric_workspace(place) if form is None else at.of(*form.workspace)
@@ -401,11 +402,7 @@ class Sized:
 
     def _step(self, step: Step, arguments: list[Any]) -> Step:
         """Returns a step with its arguments at these sizes, and what counts its cost."""
-        return step.with_arguments(
-            arguments,
-            flops=partial(self._cost, step.name, "flops"),
-            bytes=partial(self._cost, step.name, "bytes"),
-        )
+        return step.with_arguments(arguments, flops=self._later, bytes=self._later)
 
     def _cost(self, name: str, what: str) -> int:
         graph = self._graph()
