@@ -17,7 +17,7 @@ MANY = 1000
 MOST_OTHERS = 64
 
 #: Steps whose values are looked at together for those that another meets.
-SPAN = 32
+SPAN = 8
 
 #: Packings that are tried from each order, unless one is the best that can be.
 TRIES = 8
@@ -119,18 +119,18 @@ def pack(lifetimes: Sequence[Lifetime]) -> tuple[dict[Hashable, int], int]:
 
 def _place(lifetimes: Sequence[Lifetime]) -> tuple[dict[Hashable, int], int]:
     """Gives each in turn the smallest gap that it fits into, or else the end."""
-    placed: dict[
-        int, list[tuple[int, int, Lifetime]]
-    ] = {}  # offset, end, by the spans that it is alive in
+    # Offset, end, first and last step, by the spans that it is alive in.
+    placed: dict[int, list[tuple[int, int, int, int]]] = {}
     offsets: dict[Hashable, int] = {}
     total = 0
     for life in lifetimes:
-        spans = range(life.first // SPAN, life.last // SPAN + 1)
+        first, last = life.first, life.last
+        spans = range(first // SPAN, last // SPAN + 1)
         met = {
             (offset, stop)
             for span in spans
-            for offset, stop, other in placed.get(span, ())
-            if life.meets(other)
+            for offset, stop, begin, until in placed.get(span, ())
+            if first <= until and begin <= last
         }
         best, best_gap, end = None, None, 0
         for offset, stop in sorted(met):
@@ -141,7 +141,7 @@ def _place(lifetimes: Sequence[Lifetime]) -> tuple[dict[Hashable, int], int]:
         start = end if best is None else best
         offsets[life.name] = start
         for span in spans:
-            placed.setdefault(span, []).append((start, start + life.nbytes, life))
+            placed.setdefault(span, []).append((start, start + life.nbytes, first, last))
         total = max(total, start + life.nbytes)
     return offsets, total
 
