@@ -173,15 +173,21 @@ __global__ void __launch_bounds__(threads_of(kTiles[Tile]), kTiles[Tile].blocks)
   const Requantizer requantizer(p.types);
   RingStage stage = {0, 0};
   bool waited = false;
+  int known_filter = -1;
 #pragma unroll 1
   for (int tile = first_tile; tile < p.tiles; tile += apart) {
     const int first_filter = tile % p.filter_tiles * kColumns;
     const int own_row = tile / p.filter_tiles * kRows + warp * 16 + g;  // and the eighth after it
-    named_barrier<32 * kWarps>(1);  // none reads those of the tile before
-    for (int i = thread; i < kColumns; i += 32 * kWarps) {
-      const int filter = min(first_filter + i, p.padded_filters - 1);
-      biases[i] = p.bias[filter];
-      scales[i] = p.scale[filter];
+    // A block's tiles often have the same filters.
+    const bool other_filters = first_filter != known_filter;
+    known_filter = first_filter;
+    if (other_filters) {
+      named_barrier<32 * kWarps>(1);  // none reads those of the tile before
+      for (int i = thread; i < kColumns; i += 32 * kWarps) {
+        const int filter = min(first_filter + i, p.padded_filters - 1);
+        biases[i] = p.bias[filter];
+        scales[i] = p.scale[filter];
+      }
     }
     if (!waited) wait_for_inputs();  // the residual is one, and others may read what is overwritten
     waited = true;
@@ -208,7 +214,7 @@ __global__ void __launch_bounds__(threads_of(kTiles[Tile]), kTiles[Tile].blocks)
     }
     wgmma_wait<0>();
     if (thread % 128 == 0) arrive(empty + 8 * before);
-    named_barrier<32 * kWarps>(1);  // biases and scales are there
+    if (other_filters) named_barrier<32 * kWarps>(1);  // biases and scales are there
 
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
