@@ -22,9 +22,10 @@ __all__ = [
 
 _FAMILIES = (
     "cpu.channels_last", "cpu.quantized", "cuda.channels_last", "convolution", "copies",
-    "cuda.dense_layer", "cuda.depthwise_means", "cuda.depthwise_norm", "cuda.fused_cuda",
-    "cuda.linear_layers", "cuda.linear_mma",
-    "cuda.mean_linear", "cuda.pointwise", "cuda.quantized", "data_movement", "indexed", "norms",
+    "cuda.bottlenecks", "cuda.conv_pairs", "cuda.conv_pool", "cuda.dense_layer", "cuda.depthwise_means",
+    "cuda.depthwise_norm", "cuda.expand_depthwise", "cuda.inverted_residual", "cuda.linear_layers",
+    "cuda.linear_mma", "cuda.mean_linear", "cuda.pointwise", "cuda.quantized", "cuda.squeeze_excite",
+    "data_movement", "indexed", "norms",
     "pointwise", "pooling", "gemm",
     "recurrent", "sampling", "signal", "softmax", "reductions", "resizing", "fused_network", "openacc",
 )  # fmt: skip

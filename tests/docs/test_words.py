@@ -72,7 +72,7 @@ ATTRIBUTES = {
 FILES = {
     "own": "user_kernels", "telling": "progress", "ahead": "early_reads", "apart": "per_image",
     "sweeps": "l2_prefetch", "replay": "cuda_graph", "program": "lowering", "source": "loading",
-    "whole": "fused_network", "joined_cuda": "fused_cuda", "products": "gemm", "movement": "data_movement",
+    "whole": "fused_network", "joined_cuda": "fusing", "products": "gemm", "movement": "data_movement",
     "storage": "reduced_precision", "tails": "mean_linear", "gates": "squeeze_excite", "pairs": "conv_pairs",
     "affine": "batch_norm", "wanted": "expected", "trying": "preflight", "once": "run_cases",
     "trial": "sandbox", "job": "sandbox_worker", "board": "leaderboard",

@@ -12,7 +12,7 @@ from ..arguments import epilogue, input_images, launch, output_images, prologue
 from ..cpu.channels_last import not_compiled, shape_of
 from ..kernel import Bound, Call, Kernel, storing
 from .channels_last import compute_dtype_of, pack_on
-from .fused_cuda import NOT_SOONER, ONLY_CLAMPS, is_clamp, not_in_16_bits
+from .fusing import NOT_SOONER, ONLY_CLAMPS, is_clamp, not_in_16_bits
 from .requirements import CLUSTERS
 
 

@@ -9,7 +9,7 @@ from ..arguments import epilogue
 from ..cpu.channels_last import not_compiled, shape_of
 from ..kernel import Bound, Call, Kernel
 from .channels_last import convolution_of, pack_channels
-from .fused_cuda import strips_of
+from .expand_depthwise import strips_of
 from .requirements import CLUSTERS_OF_HOPPER
 
 #: Rows and columns of the boxes of which the kernel makes parts of means.

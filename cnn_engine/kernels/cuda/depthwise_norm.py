@@ -9,7 +9,7 @@ from ..arguments import epilogue, input_values, output_values
 from ..cpu.channels_last import not_compiled, shape_of
 from ..kernel import Bound, Call, Kernel, storage_of, storing
 from .channels_last import convolution_of, may_be_the_callers, pack_channels
-from .fused_cuda import AT_ANY_ADDRESS, NOT_SOONER
+from .fusing import AT_ANY_ADDRESS, NOT_SOONER
 from .requirements import CLUSTERS_OF_HOPPER
 
 

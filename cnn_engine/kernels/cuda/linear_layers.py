@@ -9,7 +9,7 @@ from ...devices import Buffer
 from ...graph.graph import Graph, Node
 from ..cpu.channels_last import function_of, not_compiled
 from ..kernel import Bound, Call, Kernel, upload
-from .fused_cuda import NOT_SOONER
+from .fusing import NOT_SOONER
 from .requirements import CLUSTERS
 
 

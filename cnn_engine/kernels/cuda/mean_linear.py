@@ -12,7 +12,7 @@ from ..arguments import epilogue, output_values, prologue
 from ..cpu.channels_last import not_compiled
 from ..kernel import Bound, Call, Kernel, storing
 from .channels_last import compute_dtype_of, may_be_the_callers, own_type, pack_on
-from .fused_cuda import AT_ANY_ADDRESS, NOT_SOONER
+from .fusing import AT_ANY_ADDRESS, NOT_SOONER
 from .requirements import CLUSTERS
 
 
