@@ -8,8 +8,8 @@ from itertools import groupby, islice
 from rich.table import Table
 
 from ..report import units
-from ..report.text import NO_BREAK, rendered
-from ..report.text import table as text_table
+from ..report.layout import NO_BREAK, rendered
+from ..report.layout import table as text_table
 from . import counters
 from .counters import CounterRow
 from .files import Report

@@ -22,7 +22,7 @@ from ..io.files import MOST_JSON_BYTES, describe_os_error, write_text
 from ..measure import statistics
 from ..measure.result import Result
 from ..measure.statistics import Estimate
-from ..report import plot, text, units
+from ..report import layout, plot, units
 from . import checks, comparison, verdicts
 from .comparison import CANNOT_TELL, COPY, LAYER, SUM, Comparison, Row
 
@@ -316,7 +316,7 @@ def render(found: Sequence[Comparison], results: Sequence[Result]) -> str:
     """Returns the report on comparisons of ``results[1:]`` with ``results[0]``, 100 columns wide."""
     names = [found[0].baseline, *(compared.other for compared in found)]
     parts = [
-        text.fields(
+        layout.fields(
             [
                 (f"{letter}{' (baseline)' if index == 0 else ''}", _what(name, result))
                 for index, (letter, name, result) in enumerate(
@@ -364,7 +364,7 @@ def _compared(compared: Comparison, letter: str) -> list[list[str]]:
     if compared.noise_known:
         header.insert(5, "noise")
     width = len(header)
-    parts.append(text.table(header, [row + [""] * (width - len(row)) for row in rows]))
+    parts.append(layout.table(header, [row + [""] * (width - len(row)) for row in rows]))
     only = [
         (f"Only in {'A' if name == compared.baseline else letter}", units.printable(what))
         for _, what, name in compared.only
@@ -374,14 +374,14 @@ def _compared(compared: Comparison, letter: str) -> list[list[str]]:
         for row in compared.rows
         if row.verdict == CANNOT_TELL
     ]
-    parts.append(text.fields(_grouped(only)))
+    parts.append(layout.fields(_grouped(only)))
     parts.append(_labelled("Cannot tell", [f"{a}: {b}" for a, b in _grouped(untold)]))
     return parts
 
 
 def _labelled(label: str, values: Sequence[str]) -> list[str]:
     """Returns lines of ``values``, the first of them after ``label``."""
-    return text.fields(
+    return layout.fields(
         [(label if index == 0 else "", units.printable(v)) for index, v in enumerate(values)]
     )
 

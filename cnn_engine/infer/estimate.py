@@ -11,8 +11,7 @@ from typing import Any
 from .. import cli
 from ..errors import InputError, expected
 from ..io.files import read_json, write_text
-from ..report import text as text_report
-from ..report import units
+from ..report import layout, units
 from .display import duration
 from .summary import rate_text
 
@@ -289,13 +288,13 @@ def render(found: dict[str, Any]) -> str:
         ]
         for row in found["rows"]
     ]
-    table = text_report.table(["Nodes", "images/s", "time", "read", "written", "bound by"], rows)
+    table = layout.table(["Nodes", "images/s", "time", "read", "written", "bound by"], rows)
     note = (
         "Computed from the measured rate: nodes are taken to share nothing but the storage"
         + ("" if found["storage_bytes_per_s"] else ", which is taken to keep up (--storage)")
         + "."
     )
-    lines = text_report.fields([(label, units.printable(value)) for label, value in fields])
+    lines = layout.fields([(label, units.printable(value)) for label, value in fields])
     return "\n".join([*lines, "", *table, "", note])
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from ..measure import environment, statistics
 from ..measure.statistics import Estimate
-from ..report import cautions, units
-from ..report import text as text_report
+from ..report import cautions, layout, units
 from ..report.json import finite
 from ..report.pages import template
 from . import memory
@@ -367,11 +366,11 @@ def stage_rows(document: dict[str, Any]) -> list[list[str]]:
 def text(document: dict[str, Any]) -> str:
     """Returns the report as text, at most 100 columns wide where no path is longer."""
     parts = [
-        text_report.fields(facts(document)),
-        text_report.fields(outcome(document)),
+        layout.fields(facts(document)),
+        layout.fields(outcome(document)),
     ]
     if document["stages"]:
-        parts.append(text_report.table(list(COLUMNS), stage_rows(document)))
+        parts.append(layout.table(list(COLUMNS), stage_rows(document)))
     return "\n\n".join("\n".join(part) for part in parts)
 
 

@@ -18,7 +18,8 @@ import numpy as np
 from ..errors import InputError, expected
 from ..workload import Dataset, Rest
 from .files import describe_os_error, read_text
-from .images import SUFFIXES, decoded
+from .image_workers import decoded
+from .images import SUFFIXES
 from .preprocess import Preprocess
 
 #: What a list of files is called: lines of a path and a label.
@@ -367,7 +368,7 @@ def load(
         held_bytes: images that take more are decoded when they are asked for (:attr:`Dataset.rest`); None:
             all are held.
         batch: of a model that is made for so many images alone: as many are held as fill passes.
-        workers: processes that decode; see :func:`~cnn_engine.io.images.decoded`.
+        workers: processes that decode; see :func:`~cnn_engine.io.image_workers.decoded`.
 
     Raises:
         InputError: there is no image, or one is at fault, or does not fit the network.

@@ -23,10 +23,11 @@ from ..operators.binary import Add, Binary, Div, Mul, Pow, Sub
 from ..operators.channels_last import Conv2dNhwc
 from ..operators.linear import Linear
 from ..operators.lp_normalization import LpNormalization
+from ..operators.mathematics import Log, Reciprocal, Sqrt
 from ..operators.norm import GroupNorm, InstanceNorm, LayerNorm, RmsNorm
 from ..operators.reduce import Reduce, ReduceL2, ReduceLogSum, ReduceSumSquare
 from ..operators.region import Region, records_of
-from ..operators.unary import Clip, Log, Reciprocal, Sqrt, Unary
+from ..operators.unary import Clip, Unary
 from ..target import Target
 
 #: What ``--dtype`` may be for values to lie in memory in it.

@@ -23,6 +23,7 @@ _FILES = (
     "linear",
     "logic",
     "lp_normalization",
+    "mathematics",
     "matmul",
     "max_pool2d",
     "norm",

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ..measure.profile_tables import EVENTS, HOST_CLOCK, Capture, Cost, Profile, Row, line_after
 from . import openacc, units
-from .text import fields, rendered
+from .layout import fields, rendered
 
 RIGHT, LEFT = "right", "left"
 

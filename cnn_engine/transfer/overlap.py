@@ -20,8 +20,7 @@ import numpy as np
 from .. import cli, shared_options
 from ..errors import expected
 from ..io.files import read_json, write_text
-from ..report import text as text_report
-from ..report import units
+from ..report import layout, units
 from . import analysis
 from .files import is_number
 from .subjects import Mode, Subject
@@ -358,13 +357,13 @@ def _render(found: dict[str, Any]) -> str:
         ("Copies", found["copies"]),
         ("Compute", found["compute"]),
     ]  # fmt: skip
-    lines = text_report.fields([(label, units.printable(value)) for label, value in fields])
+    lines = layout.fields([(label, units.printable(value)) for label, value in fields])
     advice = (
         f"Enough: batch {good['batch']:,} with {units.counted(good['buffers'], 'buffer')}, "
         f"{units.number(good['images_per_s'])} images/s, {good['serial_s'] / good['seconds']:.2f} times one "
         "buffer's"
     )
-    return "\n".join([*lines, "", *text_report.table(head, rows), "", advice])
+    return "\n".join([*lines, "", *layout.table(head, rows), "", advice])
 
 
 def _render_infer(found: dict[str, Any]) -> str:
@@ -372,7 +371,7 @@ def _render_infer(found: dict[str, Any]) -> str:
         [name, units.seconds(seconds), units.number(1 / seconds)]
         for name, seconds in found["stages"].items()
     ]
-    table = text_report.table(["Stage", "per image", "images/s alone"], rows)
+    table = layout.table(["Stage", "per image", "images/s alone"], rows)
     return "\n".join(
         [
             *table,

@@ -16,8 +16,9 @@ from image_files import Image, bomb, picture, save
 from process_trees import gone
 
 from cnn_engine import InputError, UnsupportedError
-from cnn_engine.io import images
-from cnn_engine.io.images import decode, decoded
+from cnn_engine.io import image_workers, images
+from cnn_engine.io.image_workers import decoded
+from cnn_engine.io.images import decode
 from cnn_engine.io.preprocess import Preprocess
 
 PLAIN = Preprocess()
@@ -228,11 +229,11 @@ def test_files_are_taken_as_they_are_needed(files):
     with closing(decoded(endless(), PLAIN, (3, 16, 16), workers=1)) as found:
         for _ in range(20):
             next(found)
-        assert taken <= 20 + images.CHUNK * (images.AHEAD + 1)
+        assert taken <= 20 + image_workers.CHUNK * (image_workers.AHEAD + 1)
 
 
 def test_few_files_start_no_process(files, monkeypatch):
-    monkeypatch.setattr(images, "ProcessPoolExecutor", None)
+    monkeypatch.setattr(image_workers, "ProcessPoolExecutor", None)
     assert len(list(decoded(files[:5], PLAIN, (3, 16, 16)))) == 5
 
 
@@ -244,7 +245,7 @@ def test_workers_is_checked():
 
 SCRIPT = """
 import signal, sys
-from cnn_engine.io.images import decoded
+from cnn_engine.io.image_workers import decoded
 from cnn_engine.io.preprocess import Preprocess
 
 if __name__ == "__main__":

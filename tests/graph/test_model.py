@@ -20,8 +20,9 @@ from cnn_engine.graph.graph import Graph, Node, Value
 from cnn_engine.kernels import select
 from cnn_engine.operators.binary import Add
 from cnn_engine.operators.cast import Cast
+from cnn_engine.operators.mathematics import Neg
 from cnn_engine.operators.shaping import Reshape
-from cnn_engine.operators.unary import Neg, Relu
+from cnn_engine.operators.unary import Relu
 from cnn_engine.report import html, text
 
 #: A device, and the data modes that it has; the GPU's kernels are played by the CPU's.

@@ -24,11 +24,12 @@ from cnn_engine.operators.average_pool2d import AveragePool2d
 from cnn_engine.operators.binary import Add, Mul, Sub
 from cnn_engine.operators.conv2d import Conv2d
 from cnn_engine.operators.copy import Copy
+from cnn_engine.operators.mathematics import Neg
 from cnn_engine.operators.matmul import Matmul
 from cnn_engine.operators.norm import BatchNorm
 from cnn_engine.operators.pad import Pad
 from cnn_engine.operators.shaping import Concat, Reshape, Transpose
-from cnn_engine.operators.unary import Neg, Relu, Tanh
+from cnn_engine.operators.unary import Relu, Tanh
 from cnn_engine.plan import packing
 from cnn_engine.plan.builder import plan_memory
 

@@ -8,10 +8,11 @@ from cnn_engine.graph.graph import Graph, Node, Value
 from cnn_engine.operators.binary import Add, Max, Sub
 from cnn_engine.operators.conv2d import Conv2d
 from cnn_engine.operators.linear import Linear
+from cnn_engine.operators.mathematics import Neg
 from cnn_engine.operators.max_pool2d import MaxPool2d
 from cnn_engine.operators.reduce import ReduceMean
 from cnn_engine.operators.shaping import Concat, DepthToSpace, Reshape
-from cnn_engine.operators.unary import Neg, Relu
+from cnn_engine.operators.unary import Relu
 
 
 class Builder:

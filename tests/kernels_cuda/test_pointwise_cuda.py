@@ -22,7 +22,7 @@ from cnn_engine.graph.passes.fuse.pointwise import MOST_INPUTS
 from cnn_engine.kernels.cuda.pointwise import program_of
 from cnn_engine.kernels.user import nvrtc
 from cnn_engine.operators.binary import Mul
-from cnn_engine.operators.unary import Exp, Reciprocal
+from cnn_engine.operators.mathematics import Exp, Reciprocal
 
 #: How the inputs and the output lie in memory.
 STORED = ["float32", "float16", "bfloat16"]

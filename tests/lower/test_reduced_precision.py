@@ -18,11 +18,12 @@ from cnn_engine.kernels.cuda import channels_last
 from cnn_engine.lower import reduced_precision
 from cnn_engine.operators.binary import Add, Div, Max, Mul, Pow, Sub
 from cnn_engine.operators.conv2d import Conv2d
+from cnn_engine.operators.mathematics import Log, Sqrt
 from cnn_engine.operators.reduce import ReduceMean
 from cnn_engine.operators.resize import Resize
 from cnn_engine.operators.shaping import Concat
 from cnn_engine.operators.softmax import Softmax
-from cnn_engine.operators.unary import Clip, LeakyRelu, Log, Relu, Sigmoid, Sqrt
+from cnn_engine.operators.unary import Clip, LeakyRelu, Relu, Sigmoid
 
 
 @pytest.fixture

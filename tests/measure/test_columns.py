@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from cnn_engine.graph.graph import Graph, Node, Value
 from cnn_engine.operators.binary import Max, Sub
+from cnn_engine.operators.mathematics import Neg
 from cnn_engine.operators.shaping import Concat, Reshape, Slice, Split
-from cnn_engine.operators.unary import Neg
 from cnn_engine.plan import memory
 from cnn_engine.plan.storages import Region
 

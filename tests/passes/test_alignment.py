@@ -18,12 +18,13 @@ from cnn_engine.graph.passes.layout.alignment import align_channels
 from cnn_engine.graph.reference import reference
 from cnn_engine.operators.average_pool2d import AveragePool2d
 from cnn_engine.operators.binary import Add, Div, Mul, Sub
+from cnn_engine.operators.mathematics import Log
 from cnn_engine.operators.max_pool2d import MaxPool2d
 from cnn_engine.operators.norm import BatchNorm
 from cnn_engine.operators.reduce import ReduceMean
 from cnn_engine.operators.resize import Resize
 from cnn_engine.operators.shaping import Concat, Slice, Split
-from cnn_engine.operators.unary import Clip, Log, Relu, Sigmoid, Swish
+from cnn_engine.operators.unary import Clip, Relu, Sigmoid, Swish
 
 
 def aligned(graph, run: int = 8):

@@ -15,8 +15,9 @@ from cnn_engine.kernels.pointwise import steps_of
 from cnn_engine.lower import pipeline
 from cnn_engine.operators import KINDS
 from cnn_engine.operators.binary import Add, Binary, Div, Max, Mul, Pow, Sub
+from cnn_engine.operators.mathematics import Exp, Sin
 from cnn_engine.operators.reduce import ReduceL2
-from cnn_engine.operators.unary import Exp, HardSwish, LeakyRelu, Mish, Sigmoid, Sin, Swish, Unary
+from cnn_engine.operators.unary import HardSwish, LeakyRelu, Mish, Sigmoid, Swish, Unary
 
 
 def fused(graph: Graph) -> Graph:

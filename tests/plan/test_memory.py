@@ -14,9 +14,9 @@ from cnn_engine import Engine, InputError
 from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.graph import reference
 from cnn_engine.graph.graph import Graph
+from cnn_engine.operators.mathematics import Neg
 from cnn_engine.operators.max_pool2d import MaxPool2d
 from cnn_engine.operators.shaping import Concat, Reshape
-from cnn_engine.operators.unary import Neg
 from cnn_engine.plan import memory, packing
 from cnn_engine.plan.builder import plan_memory
 from cnn_engine.plan.packing import Lifetime

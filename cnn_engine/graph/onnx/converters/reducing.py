@@ -10,12 +10,12 @@ from ....errors import InputError
 from ....operators import reduce
 from ....operators.binary import Add, Mul
 from ....operators.linear import Linear
+from ....operators.mathematics import Abs, Log
 from ....operators.matmul import Matmul
 from ....operators.operator import axis_in, is_float
 from ....operators.order import Hardmax
 from ....operators.shaping import Reshape, Transpose
 from ....operators.softmax import LogSoftmax, Softmax
-from ....operators.unary import Abs, Log
 from ..refusal import Refusal
 from . import converts
 from .shaping import integers_of
