@@ -220,7 +220,7 @@ def markdown(document: dict) -> str:
 
 
 def chart(document: dict, file: IO[bytes]) -> None:
-    """Images a second over the batch size: for each data type, ours and the best peer at each batch."""
+    """Images per second over the batch size: for each data type, ours and the best peer at each batch."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -291,7 +291,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--chunk",
         type=int,
         default=3960,  # 15 images for each of the 264 teams of float32's kernel on an H200
-        help="images a copy, end to end",
+        help="images per copy, end to end",
     )
     parser.add_argument(
         "--weights", help="as cnn_engine.run takes them; default: the network's own, else random"

@@ -2,7 +2,7 @@
 
     python -m benchmarks.serve_batching --bound 200 --json batching.json --markdown batching.md
 
-Both servers have the same network, and are asked in turns by 1, 2, 4 ... clients, each with one image under
+Both servers have the same network, asked alternately by 1, 2, 4 ... clients, each with one image under
 way. The default network has most of its time in fully connected layers, of which a pass reads the weights
 once, however many images it has; ``--model`` takes another with one input and one output. Every answer is
 compared with ``predict``, to the bit.

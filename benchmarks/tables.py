@@ -33,7 +33,7 @@ BATCHES = (1, 5, 10, 15, 20, 100, 1_000)
 THESIS_VARIANTS = ("if", "pad")
 #: Where data lives, in the thesis' and the batch table.
 DATA_MODES = {"cpu": ("resident",), "cuda": ("resident", "transfer", "managed")}
-#: Images a pass on the CPU, where the course's own choice (all in one pass) only fills memory.
+#: Images per pass on the CPU, where the course's own choice (all in one pass) only fills memory.
 CPU_COURSE_BATCH = 100
 #: Seconds of passes for a cell of the batch table, a repeat.
 BATCH_TABLE_SECONDS = 0.3

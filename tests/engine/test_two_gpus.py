@@ -135,7 +135,7 @@ def test_calls_are_captured_on_both_gpus_and_replayed_in_turns(cupy, batch):
 
 
 def test_engines_of_both_gpus_are_called_from_threads_at_once(cupy):
-    """Two threads a GPU, one with arrays of the host, one with arrays of the GPU; other sizes each time."""
+    """Two threads per GPU, one with arrays of the host, one with arrays of the GPU; other sizes each time."""
     graph, sizes = network(), (1, 7, 33, 64)
     engines = [Engine(graph, device=f"cuda:{gpu}") for gpu in GPUS]
     wanted = {

@@ -129,7 +129,7 @@ def gate(n: Network) -> None:
 
 
 def linear(rows: int, weights: bool) -> Callable:
-    """A linear layer of the images' rows (one an image) or positions."""
+    """A linear layer of the images' rows (one per image) or positions."""
 
     def build(n: Network) -> None:
         x = n.add("GlobalAveragePool", n.b) if rows == 1 else n.b

@@ -34,8 +34,8 @@ def test_a_shuffle_is_one_transpose_of_the_last_two_dimensions(groups, rest):
     y = b.conv("x", 3, 6, padding=(1,) * 4)
     y = b.conv(shuffle(b, y, (2, 6, 5, 7), (2, groups, 6 // groups, *rest)), 6, 4)
     after = same(b.graph(y), turned)
-    turns = [node.op.perm for node in after.nodes if type(node.op) is Transpose]
-    assert turns == [(0, 1, 2, 4, 3), (0, 3, 1, 2)]  # the last for the output's sake
+    orders = [node.op.perm for node in after.nodes if type(node.op) is Transpose]
+    assert orders == [(0, 1, 2, 4, 3), (0, 3, 1, 2)]  # the last for the output's sake
 
 
 @pytest.mark.parametrize(
@@ -126,5 +126,5 @@ def test_engines(device, dtype):
             bound = tolerances.FEW_LAYERS[dtype] * np.abs(wanted).max()
             tolerances.assert_close(engine.predict(x), wanted, bound)
         laid = engine._plans.open().placed(1, False).graph
-    turns = [node.op.perm for node in laid.nodes if type(node.op) is Transpose]
-    assert ((0, 1, 2, 4, 3) in turns) == (device == "cuda")
+    orders = [node.op.perm for node in laid.nodes if type(node.op) is Transpose]
+    assert ((0, 1, 2, 4, 3) in orders) == (device == "cuda")

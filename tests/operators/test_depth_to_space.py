@@ -27,9 +27,9 @@ def test_blocks_between_convolutions_are_one_transpose(kind, mode, block):
     y = b.conv(b.add(DepthToSpace(block, mode), y), 2, 4)
     after = same(b.graph(y), lambda graph: lay_channels_last(graph, kind))
     assert "depth_to_space" not in kinds(after)
-    turns = [node.op.perm for node in after.nodes if type(node.op) is Transpose]
+    orders = [node.op.perm for node in after.nodes if type(node.op) is Transpose]
     # Whole vectors of channels move, since the filters took that order; the last is for the output's sake.
-    assert turns == [(0, 1, 3, 2, 4, 5), (0, 3, 1, 2)]
+    assert orders == [(0, 1, 3, 2, 4, 5), (0, 3, 1, 2)]
 
 
 @BOTH
@@ -42,8 +42,8 @@ def test_filters_whose_order_others_see_keep_it(kind, place):
     y = b.conv(b.add(DepthToSpace(2, "CRD"), y), 4, 5)
     graph = b.graph(y, within) if place == "read elsewhere" else b.graph(y)
     after = same(graph, lambda graph: lay_channels_last(graph, kind))
-    turns = [node.op.perm for node in after.nodes if type(node.op) is Transpose]
-    assert (0, 1, 4, 2, 5, 3) in turns
+    orders = [node.op.perm for node in after.nodes if type(node.op) is Transpose]
+    assert (0, 1, 4, 2, 5, 3) in orders
 
 
 @BOTH
@@ -51,8 +51,8 @@ def test_space_to_depth_between_convolutions_is_one_transpose(kind):
     b = Builder(2, 3, 6, 8)
     y = b.conv(b.add(SpaceToDepth(2), b.conv("x", 3, 5, padding=(1,) * 4)), 20, 4)
     after = same(b.graph(y), lambda graph: lay_channels_last(graph, kind))
-    turns = [node.op.perm for node in after.nodes if type(node.op) is Transpose]
-    assert turns == [(0, 1, 3, 2, 4, 5), (0, 3, 1, 2)]
+    orders = [node.op.perm for node in after.nodes if type(node.op) is Transpose]
+    assert orders == [(0, 1, 3, 2, 4, 5), (0, 3, 1, 2)]
 
 
 @BOTH
