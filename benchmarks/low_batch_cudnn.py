@@ -120,6 +120,14 @@ class CudnnGraphs:
     def contestant(self, images: np.ndarray) -> Contestant:
         """Returns the network with these images, which were compiled for, in a CUDA graph."""
         graph, steps = self.network.graph(len(images)), self._steps[len(images)]
+        chosen: set[int] = set()
+        with self.peer.as_told():
+            values = self._start(graph, self.peer.static(images, "channels_last"))
+            for step in steps:
+                if isinstance(step, Fused) and step.shared not in chosen:
+                    step.choose(values)
+                    chosen.add(step.shared)
+                step(values)
 
         def module(there: Any) -> Any:
             values = self._start(graph, there)
@@ -291,7 +299,8 @@ class Fused:
         graph.build_operation_graph()
         graph.create_execution_plans([library.heur_mode.A, library.heur_mode.FALLBACK])
         graph.check_support()
-        self._plan, self._workspace = self._fastest(values)
+        self._plans = self._plans_built(values)
+        self._chosen = [self._plans[0]]  # shared with copies; see choose
 
     def of(self, nodes: list[Node], values: Values) -> Fused:
         """Returns the same graph for other nodes of the same shapes."""
@@ -301,7 +310,7 @@ class Fused:
         return other
 
     def __call__(self, values: Values) -> None:
-        values[self._nodes[-1].outputs[0]] = self._run(values, self._plan, self._workspace)
+        values[self._nodes[-1].outputs[0]] = self._run(values, *self._chosen[0])
 
     def scalar(self, value: float) -> Any:
         """Returns the graph's tensor of one number."""
@@ -313,6 +322,11 @@ class Fused:
             )
             self._scalars[value] = made, number
         return self._scalars[value][0]
+
+    @property
+    def shared(self) -> int:
+        """The same for all copies of a graph."""
+        return id(self._chosen)
 
     @property
     def graph(self) -> Any:
@@ -415,24 +429,39 @@ class Fused:
         )
         return out
 
-    def _fastest(self, values: Values) -> tuple[int, int]:
-        """Returns the number of the fastest plan and the bytes that it needs besides."""
-        graph, best, begin = self._graph, (float("inf"), -1, 0), perf_counter()
+    def _plans_built(self, values: Values) -> list[tuple[int, int]]:
+        """Returns the numbers of plans that can be built and run, and the bytes that each needs besides."""
+        graph, found, begin = self._graph, list[tuple[int, int]](), perf_counter()
         fault: Exception = UnsupportedError(f"{NAME}: expected a plan, found none")
         for plan in range(min(graph.get_execution_plan_count(), PLANS)):
-            if best[1] >= 0 and perf_counter() - begin > SECONDS:
+            if found and perf_counter() - begin > SECONDS:
                 break
             try:
                 graph.build_plan_at_index(plan)
-                workspace = graph.get_workspace_size_plan_at_index(plan)
-                best = min(best, (self._time(values, plan, workspace), plan, workspace))
+                made = plan, graph.get_workspace_size_plan_at_index(plan)
+                self._run(values, *made)
+                found.append(made)
             except TimeoutError:
                 raise
             except Exception as error:  # another plan may do
                 fault = error
-        if best[1] < 0:
+        if not found:
             raise fault
-        return best[1:]
+        return found
+
+    def choose(self, values: Values) -> None:
+        """Takes the fastest of the plans, for all copies; nothing else is to run on the device."""
+        times: dict[tuple[int, int], float] = {}
+        fault: Exception | None = None
+        for plan in [*self._plans]:
+            try:
+                times[plan] = self._time(values, *plan)
+            except Exception as error:  # a plan that cannot run takes no part
+                self._plans.remove(plan)
+                fault = error
+        if not times:
+            raise fault or UnsupportedError(f"{NAME}: expected a plan that runs, found none")
+        self._chosen[0] = min(times, key=times.__getitem__)
 
     def _time(self, values: Values, plan: int, workspace: int) -> float:
         """Returns ms of a run by the device's events; on the CPU, which has none, the plan's number."""
