@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import expected
-from ..graph.dims import holds_dims
+from ..graph.dims import Dim, holds_dims
 from ..graph.form import Form, form_of
 from ..graph.graph import Graph, Value
 from ..graph.model import Model
@@ -41,9 +41,20 @@ def load(model: Model, source: str, images: int | None) -> Dataset:
             f"sizes to measure at: --input-shape {name}={like}, or --inputs FILE.npz",
             f"{name} {list(shape)}",
         )
+    one = form.batch if _has_images_elsewhere(model) else None
     if source in ("auto", "synthetic"):
-        return _random(form, model.base, images)
-    return _read(form, source, images)
+        return _random(form, model.base, images, one)
+    return _read(form, source, images, one)
+
+
+def _has_images_elsewhere(model: Model) -> bool:
+    """Whether an input has the images in another dimension than the first, such as a state of an LSTM.
+
+    It has no part in memory for some of them: all go in one pass.
+    """
+    batch = model.base.sizes.batch
+    dims = (dim for value in model.inputs for dim in value.shape[1:])
+    return any(isinstance(dim, Dim) and batch in dim.symbols for dim in dims)
 
 
 def open_shapes(model: Model, path: str) -> dict[str, tuple[int, ...]]:
@@ -71,8 +82,12 @@ def shapes_in(model: Model, path: str) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _random(form: Form, graph: Graph, images: int | None) -> Dataset:
-    """Returns inputs by their shapes and types."""
+def _random(form: Form, graph: Graph, images: int | None, one: int | None) -> Dataset:
+    """Returns inputs by their shapes and types.
+
+    Args:
+        one: as many images as there must be, or None.
+    """
     once = not form.any_batch and not form.rows
     values = (*form.inputs, *form.outputs)
     nbytes = sum(value.nbytes for value in values) // max(form.batch, 1)
@@ -80,6 +95,9 @@ def _random(form: Form, graph: Graph, images: int | None) -> Dataset:
     if count is None:
         count = 1 if once else max(min(IMAGES, BYTES // max(nbytes, 1)), 1)
         count = count if form.any_batch else -(-count // form.batch) * form.batch
+    if one is not None:
+        count = one if images is None else images
+        _check_one(one, count)
     if once and count != 1:
         raise expected("images", "1, for all inputs of the network are one sample", count)
     generator = np.random.default_rng(0)
@@ -94,6 +112,12 @@ def _random(form: Form, graph: Graph, images: int | None) -> Dataset:
         return Dataset("random images", "synthetic", *made.values(), None, note)
     note = "inputs: random, since none are given; --inputs FILE.npz reads them by name"
     return Dataset("random inputs", "synthetic", samples(form, made, count), None, note)
+
+
+def _check_one(one: int | None, count: int) -> None:
+    """Raises InputError where all images go in one pass, and there are others than it takes."""
+    if one is not None and count != one:
+        raise expected("images", f"{one}, for an input has them in another dimension than 0", count)
 
 
 def samples(form: Form, made: Mapping[str, np.ndarray], count: int) -> Samples:
@@ -126,7 +150,7 @@ def _values(
     return np.asarray(generator.integers(0, 2 if kind == "b" else below, shape)).astype(dtype)
 
 
-def _read(form: Form, path: str, images: int | None) -> Dataset:
+def _read(form: Form, path: str, images: int | None, one: int | None) -> Dataset:
     found = _arrays(path)
     inputs = {value.name: value for value in form.inputs}
     alone = next(iter(inputs)) if len(inputs) == 1 else None
@@ -150,6 +174,7 @@ def _read(form: Form, path: str, images: int | None) -> Dataset:
     if labels is not None and labels.min() < 0:
         raise expected(path, "labels from 0 on", labels.min())
     taken = count if images is None else images
+    _check_one(one, taken)
     made = {name: np.require(found[name], requirements="C") for name in inputs}
     some = samples(form, made, count)[:taken]
     given = some.arrays[alone] if form.is_images_to_rows else some

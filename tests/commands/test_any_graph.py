@@ -135,6 +135,34 @@ def test_what_a_detector_does_not_have_is_one_line(detector, more, message, caps
     assert error.count("\n") == 1
 
 
+def test_all_images_go_in_one_pass_where_a_state_has_them_inside(tmp_path, capsys):
+    nodes = [
+        helper.make_node("ReduceSum", ["state", "first"], ["sum"], keepdims=0),
+        helper.make_node("Add", ["wave", "sum"], ["y"]),
+        helper.make_node("Concat", ["state", "state"], ["next"], axis=0),
+    ]
+    inputs = [tensor("wave", ["n", 16]), tensor("state", [2, "n", 16])]
+    outputs = [tensor("y", ["n", 16]), tensor("next", [4, "n", 16])]
+    file = str(tmp_path / "state.onnx")
+    onnx.save(model(nodes, inputs, outputs, {"first": np.array([0])}), file)
+    options = ["--model", file, "--batch", "1", *PLAIN]
+    times = [
+        "--duration",
+        "0.1",
+        "--settle",
+        "0.01",
+        "--no-plot",
+        "--output",
+        str(tmp_path / "out"),
+    ]
+    assert characterize.main([*options, *times]) == 0
+    assert run.main([*options, "--iterations", "2"]) == 0
+    assert "random inputs, 1 image" in capsys.readouterr().out
+    wanted = "images: expected 1, for an input has them in another dimension than 0, found "
+    assert run.main([*options, "--images", "3"]) == 2
+    assert wanted + "3" in capsys.readouterr().err
+
+
 def test_characterize_takes_a_detector(detector, tmp_path):
     words = ["--model", detector, "--batch", "1,3", "--duration", "0.01", "--settle", "0.01"]
     more = ["--no-plot", "--quiet", "--output", str(tmp_path / "c")]
