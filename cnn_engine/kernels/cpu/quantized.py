@@ -109,12 +109,24 @@ def pack(node: Node, graph: Graph, device: Any) -> _Packed:
     return packed_by("quantized_conv2d", node, graph, device, types_of(node, graph), (BIAS, SCALE))
 
 
-def weight_of(node: Node, graph: Graph) -> tuple[np.ndarray, int]:
-    """Returns a layer's weights less their zero points, and their largest size as kernels ask for it."""
+def _weight(node: Node, graph: Graph) -> np.ndarray:
+    """Returns a layer's weights less their zero points."""
     weight = _constant(node, graph, WEIGHT).astype(np.int16)
     if (zero := _constant(node, graph, W_ZERO)) is not None:
         weight -= zero.astype(np.int16).reshape(-1, *[1] * (weight.ndim - 1))
-    return weight, max(int(weight.max()), -1 - int(weight.min()), 0)
+    return weight
+
+
+def _largest(weight: np.ndarray) -> int:
+    return max(int(weight.max()), -1 - int(weight.min()), 0)
+
+
+def largest_weight(node: Node, graph: Graph) -> int:
+    """Returns the largest size of a layer's weights less their zero points, or 127 where none is larger."""
+    weight, zero = _constant(node, graph, WEIGHT), _constant(node, graph, W_ZERO)
+    if weight.dtype == np.int8 and (zero is None or not zero.any()):
+        return 127
+    return _largest(_weight(node, graph))
 
 
 def packed_by(
@@ -131,7 +143,8 @@ def packed_by(
         function: of the compiled ones, that they are for.
         parameters: the places of bias and scale, which are packed with them, or None.
     """
-    weight, largest = weight_of(node, graph)
+    weight = _weight(node, graph)
+    largest = _largest(weight)
     shape, native = shape_of(node, graph.inputs_of(node)), functions(device)
 
     def fill(address: int) -> Any:

@@ -44,7 +44,7 @@ def _compiled_for(node: Node, graph: Graph, device: Any) -> str:
     if not WGMMA.met_by(device.target) or getattr(node.op, "planar", False):
         return _MMA
     shape = quantized.shape_of(node, graph.inputs_of(node))
-    _, largest = quantized.weight_of(node, graph)
+    largest = quantized.largest_weight(node, graph)
     takes = device.kernels.quantized_conv2d_wgmma_takes(shape, largest, device.target.native)
     return _WGMMA if takes and not _may_be_unaligned(x, graph) else _MMA
 
