@@ -47,9 +47,83 @@ __global__ void quantized_depthwise_kernel(const QuantizedGemm p, const Divisor 
   finish(p, packed, position, channel, Width, sums);
 }
 
+// A thread makes four neighbouring channels of kColumns neighbouring positions of a row, by a
+// square kernel without dilation: what it reads serves several of them.
+constexpr int kColumns = 4;
+
+template <int Size, int Stride>
+__global__ void quantized_depthwise_row_kernel(const QuantizedGemm p, const Divisor by_groups,
+                                               const Divisor by_columns, const Divisor by_rows) {
+  wait_for_inputs();
+  let_successors_start();
+  const std::int64_t thread = grid_thread();
+  const auto run = static_cast<unsigned>(thread / by_groups.value);  // of columns
+  const unsigned row = by_columns.quotient(run), image = by_rows.quotient(row);
+  if (image >= static_cast<unsigned>(p.shape.n)) return;
+  using Four = Neighbours<std::uint8_t, 4>;
+  using Weights = Neighbours<std::int16_t, 4>;
+  const QuantizedPacked<const char> packed(p.packed, p.shape);
+  const int channel = static_cast<int>(thread - std::int64_t{run} * by_groups.value) * 4;
+  const int first = static_cast<int>(run - row * by_columns.value) * kColumns;
+  const int top = static_cast<int>(row - image * p.out_h) * Stride - p.shape.pad_top;
+  const int left = first * Stride - p.shape.pad_left;
+  int sums[kColumns][4] = {};
+#pragma unroll
+  for (int r = 0; r < Size; ++r) {
+    const int y = top + r;
+    const bool in_rows = static_cast<unsigned>(y) < static_cast<unsigned>(p.shape.h);
+    Weights weights[Size];
+#pragma unroll
+    for (int s = 0; s < Size; ++s) {
+      const std::int16_t* const from = packed.depthwise() + (r * Size + s) * p.shape.c + channel;
+      weights[s] = *reinterpret_cast<const Weights*>(from);
+    }
+    const std::int64_t line = (std::int64_t{image} * p.shape.h + y) * p.shape.w;
+#pragma unroll
+    for (int j = 0; j < (kColumns - 1) * Stride + Size; ++j) {
+      const int x = left + j;
+      const bool inside = in_rows && static_cast<unsigned>(x) < static_cast<unsigned>(p.shape.w);
+      const std::uint8_t* const from =
+          inside ? p.x + (line + x) * p.position_step + channel : packed.header().zeros;
+      const Four taps = *reinterpret_cast<const Four*>(from);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int tap = integer_of(taps.value[i], p.types.x);
+#pragma unroll
+        for (int o = 0; o < kColumns; ++o) {
+          const int s = j - o * Stride;
+          if (s >= 0 && s < Size) sums[o][i] += tap * weights[s].value[i];
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int o = 0; o < kColumns; ++o) {
+    if (first + o >= p.out_w) break;
+    finish(p, packed, std::int64_t{row} * p.out_w + first + o, channel, 4, sums[o]);
+  }
+}
+
 void launch_depthwise(const QuantizedGemm& p, bool fours, Stream stream) {
+  const Conv2dShape& shape = p.shape;
   const int width = fours ? 4 : 1;
-  const Divisor by_groups(p.shape.c / width), by_columns(p.out_w), by_rows(p.out_h);
+  const Divisor by_groups(shape.c / width), by_rows(p.out_h);
+  const bool is_square = shape.r == shape.s && shape.stride_h == shape.stride_w &&
+                         shape.dilation_h * shape.dilation_w == 1;
+  const auto kernel = !fours || !is_square                  ? nullptr
+                      : shape.r == 3 && shape.stride_h == 1 ? quantized_depthwise_row_kernel<3, 1>
+                      : shape.r == 3 && shape.stride_h == 2 ? quantized_depthwise_row_kernel<3, 2>
+                      : shape.r == 5 && shape.stride_h == 1 ? quantized_depthwise_row_kernel<5, 1>
+                      : shape.r == 5 && shape.stride_h == 2 ? quantized_depthwise_row_kernel<5, 2>
+                                                            : nullptr;
+  if (kernel) {
+    const Divisor by_columns((p.out_w + kColumns - 1) / kColumns);
+    const std::int64_t runs = std::int64_t{shape.n} * p.out_h * by_columns.value;
+    launch("quantized_depthwise_row_kernel", kernel, blocks_for(runs * by_groups.value),
+           kBlockThreads, 0, stream, 1, p, by_groups, by_columns, by_rows);
+    return;
+  }
+  const Divisor by_columns(p.out_w);
   launch("quantized_depthwise_kernel",
          fours ? quantized_depthwise_kernel<4> : quantized_depthwise_kernel<1>,
          blocks_for(std::int64_t{p.rows} * by_groups.value), kBlockThreads, 0, stream, 1, p,
