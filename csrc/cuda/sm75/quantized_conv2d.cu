@@ -88,11 +88,11 @@ __global__ void quantized_depthwise_row_kernel(const QuantizedGemm p, const Divi
       const Four taps = *reinterpret_cast<const Four*>(from);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int tap = integer_of(taps.value[i], p.types.x);
+        const int one = integer_of(taps.value[i], p.types.x);
 #pragma unroll
         for (int o = 0; o < kColumns; ++o) {
           const int s = j - o * Stride;
-          if (s >= 0 && s < Size) sums[o][i] += tap * weights[s].value[i];
+          if (s >= 0 && s < Size) sums[o][i] += one * weights[s].value[i];
         }
       }
     }
