@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from .. import kernels
 from ..errors import CnnEngineError, UnsupportedError
@@ -95,6 +96,8 @@ def check_parts(
     Raises:
         UnsupportedError: says which node.
     """
+    if graph.batch is None:  # what there is is one image
+        return
     for node, kernel in _running(graph, chosen, target):
         if kernels.is_batch_invariant(kernel, node, graph):
             continue
@@ -105,6 +108,20 @@ def check_parts(
             if value.shape != (*(graph.batch * first for first in shape[:1]), *shape[1:]):
                 wanted = f"images in front of {value.name}, which node {node.name} takes one by one"
                 raise _refused(graph, f"{wanted}, found shape {value.shape}")
+
+
+def graph_of_calls(node: Node, kernel: Kernel, graph: Graph) -> Graph:
+    """Returns the graph in which a node's arrays are those of each of its calls: of all images, or of one."""
+    images, values = graph.batch or 1, dict(graph.values)
+    if images == 1 or kernel.device != "cuda" or kernels.is_batch_invariant(kernel, node, graph):
+        return graph
+    for name in (*node.inputs, *node.outputs):
+        if name is not None and name not in graph.constants:
+            value = graph.values[name]
+            values[name] = replace(value, shape=(value.shape[0] // images, *value.shape[1:]))
+    found = object.__new__(Graph)
+    found.__dict__.update(graph.__dict__, values=MappingProxyType(values))
+    return found
 
 
 def _running(

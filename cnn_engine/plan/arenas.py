@@ -11,6 +11,7 @@ from ..devices.cpu import CpuDevice
 from ..errors import InputError
 from ..graph.dims import Sizes
 from ..graph.graph import Graph, Node
+from ..lower import batch_invariance
 from ..lower.lowering import Program
 from ..lower.placement import Placed, Placement
 from . import memory
@@ -18,13 +19,18 @@ from .memory import MemoryPlan
 
 
 def plan_memory(
-    placed: Placed, device_of: Callable[[str], Any], threads: int, scratch: bool = True
+    placed: Placed,
+    device_of: Callable[[str], Any],
+    threads: int,
+    scratch: bool = True,
+    batch_invariant: bool = False,
 ) -> MemoryPlan:
     """Plans the memory of a pass.
 
     Args:
         device_of: returns the device of a kind.
         scratch: whether kernels' scratch memory is planned, too.
+        batch_invariant: whether some kernels are called for one image after the other.
     """
     graph, chosen = placed.graph, placed.kernels
 
@@ -32,7 +38,8 @@ def plan_memory(
         kernel = chosen.get(node.name)
         if kernel is None or not scratch:
             return 0
-        return kernel.workspace(node, graph, device_of(kernel.device), threads)
+        called = batch_invariance.graph_of_calls(node, kernel, graph) if batch_invariant else graph
+        return kernel.workspace(node, called, device_of(kernel.device), threads)
 
     def in_place(node: Node) -> bool:
         if node.name not in chosen or not chosen[node.name].in_place or node.inputs[0] is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from ..graph.dims import Sizes
 from ..graph.graph import Graph, Node, Value
 from ..kernels import Bound, Call, Kernel, openacc, strided
 from ..kernels.select import Choice
-from ..lower import fused_network, reduced_precision
+from ..lower import batch_invariance, fused_network, reduced_precision
 from ..lower.lowering import Program
 from ..lower.placement import Move, Placed, Placement
 from ..operators.report_kinds import REPORT_KINDS
@@ -64,7 +64,12 @@ def build(
         return _plan_of(program, found, sizes)
     placed = program.placed(sizes, pixels, images_on_device)
     graph = placed.graph
-    planned = plan_memory(placed, program.device_of, program.placement.threads)
+    planned = plan_memory(
+        placed,
+        program.device_of,
+        program.placement.threads,
+        batch_invariant=program.batch_invariant,
+    )
     check_fits(program.placement, planned.sizes, sizes)
     buffers = allocate(program, planned)
     builder = Builder(program, placed, planned, buffers, page_locked)
@@ -238,10 +243,10 @@ class Builder:
             self.reads_early.known.get(node.name, 0), node.name in self.reads_early.holders,
             self.program.batch_invariant and where == "cuda",
         )  # fmt: skip
-        by_image = call.any_batch and not kernels.is_batch_invariant(kernel, node, graph)
+        called = batch_invariance.graph_of_calls(node, kernel, graph) if call.any_batch else graph
         try:
             function, args = (
-                self._by_image(call, kernel, graph.batch) if by_image else kernel.make(call)
+                kernel.make(call) if called is graph else self._by_image(call, kernel, called)
             )
         except (TypeError, ValueError) as error:  # a shape's own limits, such as 2^31 elements
             raise UnsupportedError(f"node {node.name} ({node.op.kind}): {error}") from None
@@ -286,41 +291,35 @@ class Builder:
         )  # fmt: skip
         return [enter, step, leave]
 
-    def _by_image(self, call: Call, kernel: Kernel, images: int) -> Bound:
-        """Returns the calls of a kernel for one image after the other, whose bits no other changes."""
-        whole = [value for value in (*call.inputs, *call.outputs) if value is not None]
-        moved = [value for value in whole if value.name not in self.placed.graph.constants]
+    def _by_image(self, call: Call, kernel: Kernel, of_one: Graph) -> Bound:
+        """Returns the calls of a kernel for one image after the other, whose bits no other changes.
 
-        def part(value: Value | None) -> Value | None:
-            if value not in moved:
-                return value
-            return replace(value, shape=(value.shape[0] // images, *value.shape[1:]))
+        Args:
+            of_one: in which the node's values are those of one image.
+        """
+        inputs, outputs = of_one.inputs_of(call.node), of_one.outputs_of(call.node)
 
-        def address(value: Value | None, at: Any, image: int) -> Any:
-            if value not in moved:
-                return at
-            rows = math.prod(value.shape[:-1]) // images
-            return _beyond(at, image * rows * call.pitch(value) * value.item_bytes)
+        def addresses(values: Sequence[Value | None], known: Sequence[Any], image: int) -> tuple:
+            found = []
+            for value, address in zip(values, known, strict=True):
+                if value is not None and value.name not in of_one.constants:
+                    row = call.pitch(value) * value.item_bytes
+                    address = _beyond(address, image * math.prod(value.shape[:-1]) * row)
+                found.append(address)
+            return tuple(found)
 
-        bound = [
-            kernel.make(
-                replace(
-                    call,
-                    inputs=tuple(part(value) for value in call.inputs),
-                    outputs=tuple(part(value) for value in call.outputs),
-                    input_addresses=tuple(
-                        address(*one, image)
-                        for one in zip(call.inputs, call.input_addresses, strict=True)
-                    ),
-                    output_addresses=tuple(
-                        address(*one, image)
-                        for one in zip(call.outputs, call.output_addresses, strict=True)
-                    ),
+        return strided.together(
+            [
+                kernel.make(
+                    replace(
+                        call, inputs=inputs, outputs=outputs,
+                        input_addresses=addresses(inputs, call.input_addresses, image),
+                        output_addresses=addresses(outputs, call.output_addresses, image),
+                    )
                 )
-            )
-            for image in range(images)
-        ]
-        return strided.together(bound)
+                for image in range(self.placed.graph.batch)
+            ]
+        )  # fmt: skip
 
     def _staged(self, move: Move, source: Any, to: Any, nbytes: int) -> list[Step]:
         """Returns the steps of a copy from or to the caller's memory through page-locked memory.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fake_cuda
 import numpy as np
 import pytest
+from graphs import Builder as PlainBuilder
 from graphs import resnet
 from test_low_batch import network
 from test_requirements import needs_kernels
@@ -18,6 +19,7 @@ from cnn_engine.lower.lowering import Program
 from cnn_engine.lower.placement import Placement
 from cnn_engine.operators.reduce import ReduceMean
 from cnn_engine.operators.shaping import Transpose
+from cnn_engine.plan.arenas import plan_memory
 from cnn_engine.target import Target
 
 RESNET = resnet((1, 1), (1, 3, 64, 64), width=32)
@@ -109,12 +111,42 @@ def test_products_take_a_choice_for_every_batch_and_others_an_image_each(recorde
             assert shapes == batch * [1]
 
 
+@needs_kernels
+def test_scratch_memory_has_room_for_the_splits_of_one_image() -> None:
+    """Of few images a sum is split more often than of many."""
+    made = program(resnet((1,), (1, 3, 32, 32), bottleneck=False), "float32", "t4", True)
+    device, more = made.placement.device, 0
+    for batch in (1, 2, 64):
+        placed = made.placed(batch, False)
+        planned = plan_memory(placed, lambda where: device, 1, batch_invariant=True)
+        sizes = {life.name: life.nbytes for life in planned.lifetimes["cuda"]}
+        for node in placed.graph.nodes:
+            kernel = placed.kernels.get(node.name)
+            if kernel is not None and kernel.name == "blocked":
+                one = made.placed(1, False).graph
+                wanted = kernel.workspace(node, one, device, 1)
+                assert sizes.get((node.name,), 0) >= wanted, (node.name, batch)
+                more += wanted > kernel.workspace(node, placed.graph, device, 1)
+    assert more  # else nothing is tested
+
+
 def test_engines_of_a_cpu_are_batch_invariant_anyhow() -> None:
     images = np.random.default_rng(1).normal(size=(9, 3, 17, 17)).astype(np.float32)
     with Engine(network(), device="cpu", batch_invariant=True) as engine:
         whole = engine.predict(images)
         for first in (0, 3, 8):
             assert engine.predict(images[first:]).tobytes() == whole[first:].tobytes()
+
+
+def test_a_network_without_a_batch_is_one_image(monkeypatch) -> None:
+    fake_cuda.install(monkeypatch, tensor_cores=True)
+    shape = (1, 3, 5, 5)
+    builder = PlainBuilder(shape, batched=False)
+    graph = builder.graph(builder.add(ReduceMean((2, 3)), "images"))
+    images = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+    with Engine(graph, device="cuda", batch_invariant=True) as engine:
+        (found,) = engine.run({"images": images}).values()
+    np.testing.assert_allclose(found, images.mean((2, 3), keepdims=True), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
