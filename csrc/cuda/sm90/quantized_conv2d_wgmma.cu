@@ -116,21 +116,21 @@ int choose(const Gemm& p, int row_bytes, int multiprocessors, int rank) {
 template <bool Signed, int Tile, int RowBytes>
 void launch_tile(const void* x, int pitch, Gemm p, Stream stream) {
   constexpr TileShape kShape = kTiles[Tile];
-  constexpr int kStageBytes = stage_bytes(kShape, RowBytes), kBeside = bytes_beside(kShape);
-  // Two blocks of a multiprocessor, of this launch or of the next, have half of its memory.
-  constexpr int kAll = 220 * 1024, kMost = kAll / std::max(kShape.blocks, 2), kMostStages = 12;
-  constexpr int kFit = (kMost - kBeside) / (kStageBytes + 16);
-  constexpr int kAlone = (kAll - kBeside) / (kStageBytes + 16);  // of the largest tile
-  constexpr int kStages = std::min(kShape.blocks == 1 ? kAlone : kFit, kMostStages);
-  static_assert(kStages >= 3);
-  const auto kernel = quantized_conv2d_wgmma_kernel<Signed, Tile, RowBytes>;
-  p.stages = kStages;
+  constexpr int kStageBytes = stage_bytes(kShape, RowBytes) + 16;  // and its barriers
+  constexpr int kBeside = bytes_beside(kShape), kMostStages = 12;
   p.filter_tiles = divided(p.shape.k, kShape.columns);
   p.tiles = divided(p.rows, 64 * kShape.groups) * p.filter_tiles;
-  constexpr int kBytes = kStages * (kStageBytes + 16) + kBeside;
-  make_ready(kernel, kBytes);
-  const int blocks = std::min(kShape.blocks * target_here().multiprocessors, p.tiles);
-  launch("quantized_conv2d_wgmma_kernel", kernel, dim3(blocks), dim3(threads_of(kShape)), kBytes,
+  // Two blocks of a multiprocessor, of this launch or of the next, have half of its memory.
+  constexpr int kAll = 220 * 1024;
+  const int multiprocessors = target_here().multiprocessors;
+  const int together = std::min(divided(p.tiles, multiprocessors), kShape.blocks);
+  const int most = kShape.blocks == 1 ? kAll : kAll / std::max(together, 2);
+  p.stages = std::min((most - kBeside) / kStageBytes, kMostStages);
+  const int bytes = p.stages * kStageBytes + kBeside;
+  const auto kernel = quantized_conv2d_wgmma_kernel<Signed, Tile, RowBytes>;
+  make_ready(kernel, bytes);
+  const int blocks = std::min(kShape.blocks * multiprocessors, p.tiles);
+  launch("quantized_conv2d_wgmma_kernel", kernel, dim3(blocks), dim3(threads_of(kShape)), bytes,
          stream, 1, map_of_images(x, p.shape, pitch, 64 * kShape.groups, RowBytes), p);
 }
 
