@@ -29,6 +29,7 @@ import numpy as np
 from cnn_engine import Engine, cli
 from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.errors import InputError
+from cnn_engine.io.model_metadata import preprocess_of
 from cnn_engine.measure import environment
 
 from . import result_file
@@ -211,16 +212,21 @@ def _measured(
             shape = 1, engine.network.classes
             return memory.get_contents_as_numpy(region, np.float32, shape, rows_at)
 
+        normalise = _normaliser(engine, images)
+
+        def predict() -> np.ndarray:
+            return engine.predict(normalise(images))
+
         try:
             right = rows().copy()
             body, length = client.generate_request_body([tensor], outputs=[wanted])
             empty.answer_with(*_answer(here, model, body, length))
             kinds: dict[str, Callable[[], Any]] = {
                 "empty": lambda: idle.infer(model, [tensor], outputs=[wanted]),
-                "predict": lambda: engine.predict(images),
+                "predict": predict,
                 "serve": lambda: client.infer(model, [tensor], outputs=[wanted]),
             }
-            row["wrong"] = int(not np.array_equal(right, engine.predict(images)))
+            row["wrong"] = int(not np.array_equal(right, predict()))
             row |= _times(kinds, options.rounds, options.requests)
             row["wrong"] += int(not np.array_equal(rows(), right))
         except InferenceServerException as error:
@@ -230,6 +236,12 @@ def _measured(
                 client.unregister_system_shared_memory(key)
                 memory.destroy_shared_memory_region(region)
     return row
+
+
+def _normaliser(engine: Engine, images: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns what makes float32 of pixels where the file says how, as serve does; else nothing is done."""
+    found = preprocess_of(engine.network) if images.dtype == np.uint8 else None
+    return found.normalised if found is not None and found.normalises else lambda images: images
 
 
 def _answer(here: str, model: str, body: bytes, length: int | None) -> tuple[bytes, str | None]:
@@ -306,6 +318,7 @@ def markdown(document: dict[str, Any]) -> str:
         *result_file.run_lines(document),
         f"- Wrong answers: {document['wrong']}.",
         "- p50 in us; added: serve less empty handler and predict, the median of rounds.",
+        "- UINT8: predict normalises the pixels first, as serve does.",
         "",
         *table(document),
         "",

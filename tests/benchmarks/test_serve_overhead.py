@@ -7,11 +7,13 @@ import json
 
 import pytest
 
+pytest.importorskip("onnx")
 pytest.importorskip("tritonclient.http")
 pytest.importorskip("uvicorn")
 
 from benchmarks import serve_all, serve_overhead
 from benchmarks.serve_process import write_network
+from cnn_engine.io.model_metadata import PREPROCESS
 
 
 @pytest.fixture
@@ -36,6 +38,21 @@ def test_times_of_both_transports_and_what_is_refused(network, tmp_path):
         assert low <= row["added_us"] <= high
         assert "expected FP32, found UINT8" in rows["UINT8", transport]["refused"]
     assert page.read_text().count("| FP32 |") == 2
+
+
+def test_pixels_are_normalised_as_serve_does(tmp_path):
+    import onnx
+
+    network = tmp_path / "small.onnx"
+    write_network(network, 0, size=224)
+    model = onnx.load(network)
+    onnx.helper.set_model_props(model, {PREPROCESS: "imagenet"})
+    onnx.save(model, network)
+    words = ["--rounds=1", "--requests=1", "--threads=1", f"--json={tmp_path / 'o.json'}"]
+    assert serve_overhead.main([f"--model={network}", *words]) == 0
+    found = json.loads((tmp_path / "o.json").read_text())
+    assert found["wrong"] == 0
+    assert all("refused" not in row and row["serve_us"] > 0 for row in found["rows"])
 
 
 def test_what_is_added_is_less_the_empty_handler_and_predict(monkeypatch):
