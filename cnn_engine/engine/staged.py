@@ -16,7 +16,7 @@ from ..devices import arrays
 from ..devices import threads as thread_counts
 from ..errors import InputError, UnsupportedError, expected
 from ..floating_point import usual_mode
-from ..graph.dims import Dim
+from ..graph.dims import Dim, Sizes
 from ..graph.graph import Node
 from ..graph.reference import reference
 from ..graph.stages import (
@@ -179,6 +179,7 @@ class StagedEngine(Engine):
         self.phases = Phases()
         self._found: Found = network.base.found
         self._ways = _Ways()
+        self._sizes: dict[tuple, Sizes] = {}  # by the shapes of inputs
         self._extending = ForkSafeLock()
         self._closed = False
         ways = self._ways
@@ -197,8 +198,7 @@ class StagedEngine(Engine):
         """
         if self._closed:
             raise InputError(CLOSED)
-        sizes = self.network.base.sizes_of({name: array.shape for name, array in given.items()})
-        numbers, env = dict(sizes.numbers), dict(given)
+        numbers, env = dict(self._sizes_of(given).numbers), dict(given)
         for value in self.network.inputs:
             numbers |= bound(self._found, value, env[value.name])
         ways = self._ways
@@ -216,6 +216,16 @@ class StagedEngine(Engine):
             if stage.is_last:
                 return {name: _array(stage, name, env) for name in stage.of.graph.outputs}
             ways = way.ways
+
+    def _sizes_of(self, given: Mapping[str, np.ndarray]) -> Sizes:
+        """Returns the sizes of the inputs' open dimensions."""
+        key = tuple((name, array.shape) for name, array in given.items())
+        found = self._sizes.get(key)
+        if found is None:
+            if len(self._sizes) >= MOST_REMEMBERED:
+                self._sizes.clear()
+            found = self._sizes[key] = self.network.base.sizes_of(dict(key))
+        return found
 
     def _extend(
         self, ways: _Ways, made: Collection[str], numbers: Mapping[str, int]

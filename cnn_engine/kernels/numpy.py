@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,28 +15,35 @@ from .kernel import Bound, Call, Kernel
 
 def array_at(address: int, value: Value) -> np.ndarray:
     """Returns the memory of ``value`` at ``address`` as an array, without copying it."""
-    dtype = np.dtype(value.dtype)
-    if value.nbytes == 0:
-        return np.empty(value.shape, dtype)
-    memory = (ctypes.c_char * value.nbytes).from_address(address)
-    return np.frombuffer(memory, dtype).reshape(value.shape)
+    return _viewing(value)(address)
+
+
+def _viewing(value: Value | None) -> Callable[[int], np.ndarray | None]:
+    """Returns a function from an address to the array of ``value`` there."""
+    if value is None:
+        return lambda address: None
+    dtype, shape, nbytes = np.dtype(value.dtype), value.shape, value.nbytes
+    if nbytes == 0:
+        return lambda address: np.empty(shape, dtype)
+    memory = ctypes.c_char * nbytes
+    return lambda address: np.frombuffer(memory.from_address(address), dtype).reshape(shape)
 
 
 def _make(call: Call) -> Bound:
     op, inputs, outputs = call.node.op, call.inputs, call.outputs
     count = len(inputs)
+    views: list[Callable[[int], Any]] = []
 
     @usual_mode()
     def run(*addresses: Any) -> None:
-        arrays = [
-            None if value is None else array_at(address, value)
-            for address, value in zip(addresses, inputs, strict=False)
-        ]
-        found = op.reference(*arrays)
+        if not views:  # at the first pass, when all sizes are numbers
+            views.extend(map(_viewing, (*inputs, *outputs)))
+        arrays = [view(address) for view, address in zip(views, addresses, strict=True)]
+        found = op.reference(*arrays[:count])
         found = found if isinstance(found, tuple) else (found,)
         with np.errstate(all="ignore"):
-            for address, value, result in zip(addresses[count:], outputs, found, strict=True):
-                array_at(address, value)[...] = result
+            for array, result in zip(arrays[count:], found, strict=True):
+                array[...] = result
 
     return run, [*call.input_addresses, *call.output_addresses]
 
