@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -16,6 +17,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .. import __version__
 from . import metrics, protocol
@@ -225,6 +227,27 @@ def _of_model(method: str, handle: _Handle, end: str) -> list[Route]:
     return _routes(method, handle, f"{base}{end}", f"{base}/versions/{{version}}{end}")
 
 
+#: The path of an inference request, as the routes have it.
+_INFER = re.compile(r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
+
+
+class _InferFirst:
+    """Middleware that answers inference requests itself: Starlette's routing takes a fifth of a short one."""
+
+    def __init__(self, app: ASGIApp, infer: Callable[[HttpRequest], Awaitable[Response]]) -> None:
+        self._app, self._infer = app, infer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        found = _INFER.fullmatch(scope["path"]) if is_post else None
+        if found is None:
+            await self._app(scope, receive, send)
+            return
+        scope["path_params"] = found.groupdict(default="")
+        response = await self._infer(HttpRequest(scope, receive, send))
+        await response(scope, receive, send)
+
+
 def application(served: Served) -> Starlette:
     """Returns the ASGI application."""
     on = _Endpoints(served)
@@ -232,7 +255,7 @@ def application(served: Served) -> Starlette:
     cuda, cuda_region = "/v2/cudasharedmemory", "/v2/cudasharedmemory/region/{name}"
     return Starlette(
         routes=[
-            *_of_model("POST", on.model_infer, "/infer"),
+            *_of_model("POST", on.model_infer, "/infer"),  # of other methods: 405
             *_routes("GET", on.live, "/v2/health/live"),
             *_routes("GET", on.ready, "/v2/health/ready"),
             *_routes("GET", on.server_metadata, "/v2", "/v2/"),
@@ -264,7 +287,10 @@ def application(served: Served) -> Starlette:
             *_routes("GET", on.read_metrics, "/metrics"),
         ],
         exception_handlers={404: _missing},
-        middleware=[Middleware(ReadToTheEnd, served.upload_s)],
+        middleware=[
+            Middleware(ReadToTheEnd, served.upload_s),
+            Middleware(_InferFirst, _endpoint(on.model_infer)),
+        ],
     )
 
 
