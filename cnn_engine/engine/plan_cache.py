@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Bytes that idle plans keep together, unless a single plan needs more: then it is kept alone.
+#: Bytes that idle plans keep together, unless the plans of one call need more: then those are kept alone.
 KEPT_BYTES = 256 << 20
 
 CLOSED = "engine: expected an open engine, found a closed one"
@@ -192,20 +192,36 @@ class PlanPool:
             shared = sum(arena.capacity for arena in self._arenas)
             return shared + sum(shelf.made * shelf.nbytes for shelf in self._shelves.values())
 
-    def run(self, key: Hashable, make: Callable[[], Plan], *addresses: int) -> Shelf:
+    def run(
+        self,
+        key: Hashable,
+        make: Callable[[], Plan],
+        *addresses: int,
+        call: Collection[Hashable] = (),
+    ) -> Shelf:
         """Runs a pass over these addresses on a plan of ``make``; returns its shelf.
+
+        Args:
+            call: the keys of all passes of the caller's call. Their plans are kept together: the next call
+                needs them all again.
 
         Raises:
             InputError: the pool is closed, or what ``make`` raises.
         """
         shelf = self._shelves.get(key)
         if shelf is None or not shelf.run(*addresses):
-            shelf, plan = self.take(key, make)
+            shelf, plan = self.take(key, make, call)
             shelf.run(*addresses, plan=plan)
         return shelf
 
-    def take(self, key: Hashable, make: Callable[[], Plan]) -> tuple[Shelf, Plan]:
-        """Returns a plan that is now the caller's, and the shelf to give it back to."""
+    def take(
+        self, key: Hashable, make: Callable[[], Plan], call: Collection[Hashable] = ()
+    ) -> tuple[Shelf, Plan]:
+        """Returns a plan that is now the caller's, and the shelf to give it back to.
+
+        Args:
+            call: see :meth:`run`.
+        """
         with self.building:
             if self.closed:
                 raise InputError(CLOSED)
@@ -218,7 +234,7 @@ class PlanPool:
                 try:
                     plan = make()
                 except InputError:  # perhaps for lack of memory that idle plans hold
-                    if not self._clear_until(0, shelf):
+                    if not self._clear_until(0, [shelf]):
                         raise
                     plan = make()
             shares = plan.arena is not None
@@ -229,7 +245,8 @@ class PlanPool:
             _log.debug(
                 "plan built: %d steps, %d bytes of memory", len(plan.steps), plan_bytes(plan)
             )
-            self._clear_until(max(self.kept_bytes, shelf.nbytes), shelf)
+            kept = [shelf, *(self._shelves[k] for k in call if k != key and k in self._shelves)]
+            self._clear_until(max(self.kept_bytes, sum(one.nbytes for one in kept)), kept)
             return shelf, plan
 
     def built_in_arena(self, program: Program, make: Callable[[Program], Plan]) -> Plan:
@@ -291,7 +308,7 @@ class PlanPool:
             self._arenas.clear()
         return dropped
 
-    def _clear_until(self, kept_bytes: int, but: Shelf) -> bool:
+    def _clear_until(self, kept_bytes: int, but: Collection[Shelf]) -> bool:
         """Clears shelves away until the rest holds ``kept_bytes`` at most; returns whether any was."""
         total = self.nbytes
         steps = sum(s.made * s.nbytes for s in self._shelves.values() if s.shares)
@@ -304,7 +321,7 @@ class PlanPool:
                     and len(self._shelves) <= KEPT_SHELVES
                 ):
                     return cleared
-                if shelf is but:
+                if shelf in but:
                     continue
                 if shelf.used:
                     shelf.used = False

@@ -225,10 +225,13 @@ class Plans:
         shelf = None
         self.open()
         pixels = inputs[0].dtype == np.uint8
-        for size, *addresses in _parts(inputs, outputs, count, batch, sizes):
-            pinned = self.pinned(size, pixels, addresses[0], addresses[-1])
-            key = self._host_key(size, pixels, pinned)
-            shelf = self.pool.run(key, partial(self._build, key), *addresses)
+        parts = [
+            (self._host_key(size, pixels, self.pinned(size, pixels, places[0], places[-1])), places)
+            for size, *places in _parts(inputs, outputs, count, batch, sizes)
+        ]
+        call = {key for key, _ in parts}
+        for key, addresses in parts:
+            shelf = self.pool.run(key, partial(self._build, key), *addresses, call=call)
         return shelf
 
     def run_in_device(self, batch: int, pixels: bool, images: int, probabilities: int) -> None:
@@ -286,12 +289,13 @@ class Plans:
                 return None
             self.device.release_graphs()
             self._streams[stream] = keeper
+            # Memory between layers belongs to the stream, so that passes on two streams do not meet.
+            call = {size: ("stream", known, owner, size, pixels, wanted) for size, *_ in parts}
             for size, *addresses in parts:
-                # Memory between layers belongs to the stream, so that passes on two streams do not meet.
-                key = "stream", known, owner, size, pixels, wanted
                 shelf = self.pool.run(
-                    key, partial(self._build_on, stream, size, pixels, wanted), *addresses
-                )
+                    call[size], partial(self._build_on, stream, size, pixels, wanted), *addresses,
+                    call=call.values(),
+                )  # fmt: skip
         if self.closed:  # meanwhile, by another thread
             self._drop()
         del program  # whose weights were in use until here

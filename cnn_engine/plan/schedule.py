@@ -147,5 +147,6 @@ class Schedule:
         return max(min(images, most), 1)
 
     def batch_on_device(self, images: int) -> int:
-        """Returns how many of ``images`` on the device a pass is to take."""
-        return max(min(images, self._most_between_layers()), 1)
+        """Returns how many of ``images`` on the device a pass is to take: about the same in each."""
+        passes = -(-images // self._most_between_layers())
+        return -(-images // max(passes, 1)) or 1

@@ -65,6 +65,30 @@ def test_a_plan_larger_than_all_that_is_kept_waits_alone():
     assert pool.nbytes == 9000
 
 
+def test_plans_of_one_call_are_kept_together():
+    """A call of 256 images in passes of 185 and 71 would build both again each time."""
+    pool, made = PlanPool(kept_bytes=4000), []
+
+    def make(nbytes: int) -> FakePlan:
+        made.append(nbytes)
+        return FakePlan(nbytes)
+
+    def call(**sizes: int) -> None:
+        for key, nbytes in sizes.items():
+            pool.run(key, lambda nbytes=nbytes: make(nbytes), 0, 0, call=sizes)
+
+    call(other=900)
+    for _ in range(3):
+        call(most=9000, rest=4000)
+    assert made == [900, 9000, 4000]
+    assert pool.nbytes == 13000, "and nothing beside them"
+    call(small=100)
+    assert pool.nbytes <= 4000, "the next call's plans are bound again"
+    for _ in range(3):
+        call(most=9000, rest=4000)
+    assert made == [900, 9000, 4000, 100, 9000, 4000]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_plans_of_all_sizes_together_keep_to_the_bytes(seed):
     """But for the plan of the last call, when that alone is larger."""

@@ -66,6 +66,15 @@ def test_what_a_pass_takes_of_a_gpu_does_not_grow_with_the_images(
                 assert chunk % (schedule.WAVE * multiprocessors) == 0
 
 
+@pytest.mark.parametrize(
+    ("images", "batch"), [(0, 1), (1, 1), (178, 178), (179, 90), (256, 128), (1000, 167)]
+)
+def test_passes_over_images_on_a_gpu_are_about_the_same(images, batch):
+    """Of two sizes two plans would be kept, and filled for."""
+    rule = replace(H200, activation_bytes=6_000_000)  # room for 178 in a pass
+    assert rule.batch_on_device(images) == batch
+
+
 def test_on_a_cpu():
     assert CPU.batch(1, True) == 1
     assert CPU.batch(10**6, True) == 1024
