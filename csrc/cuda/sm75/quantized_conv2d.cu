@@ -26,7 +26,7 @@ __global__ void quantized_depthwise_kernel(const QuantizedGemm p, const Divisor 
   const int top = static_cast<int>(row - image * p.out_h) * p.shape.stride_h - p.shape.pad_top;
   const int left = static_cast<int>(position - row * p.out_w) * p.shape.stride_w - p.shape.pad_left;
   const std::int16_t* weights = packed.depthwise() + channel;
-  int sums[Width] = {};
+  int sums[4] = {};
   for (int r = 0; r < p.shape.r; ++r) {
     const int y = top + r * p.shape.dilation_h;
     for (int s = 0; s < p.shape.s; ++s, weights += p.shape.c) {
@@ -44,7 +44,7 @@ __global__ void quantized_depthwise_kernel(const QuantizedGemm p, const Divisor 
       }
     }
   }
-  finish(p, packed, position, channel, Width, sums);
+  finish(p, FilterNumbers(packed, channel, Width), position, channel, Width, sums);
 }
 
 // A thread makes four neighbouring channels of kColumns neighbouring positions of a row, by a
@@ -97,10 +97,11 @@ __global__ void quantized_depthwise_row_kernel(const QuantizedGemm p, const Divi
       }
     }
   }
+  const FilterNumbers numbers(packed, channel, 4);
 #pragma unroll
   for (int o = 0; o < kColumns; ++o) {
     if (first + o >= p.out_w) break;
-    finish(p, packed, std::int64_t{row} * p.out_w + first + o, channel, 4, sums[o]);
+    finish(p, numbers, std::int64_t{row} * p.out_w + first + o, channel, 4, sums[o]);
   }
 }
 

@@ -76,8 +76,22 @@ __device__ inline void wait_for_stage() {
 #endif
 }
 
+// What a thread's neighbouring filters have: it reads them once, for all of its positions.
+struct FilterNumbers {
+  int bias[4];
+  float scale[4];
+
+  __device__ FilterNumbers(const QuantizedPacked<const char>& packed, int channel, int count) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      bias[i] = i < count ? packed.bias()[channel + i] : 0;
+      scale[i] = i < count ? packed.scale()[channel + i] : 0.0f;
+    }
+  }
+};
+
 // Stores what follows the sums of `count` filters from `channel` on, at a position of the output.
-__device__ inline void finish(const QuantizedGemm& p, const QuantizedPacked<const char>& packed,
+__device__ inline void finish(const QuantizedGemm& p, const FilterNumbers& filters,
                               std::int64_t position, int channel, int count, const int* sums) {
   const QuantizedTypes& types = p.types;
   const std::int64_t to = position * p.pitches.y + channel;
@@ -85,10 +99,11 @@ __device__ inline void finish(const QuantizedGemm& p, const QuantizedPacked<cons
       p.residual ? p.residual + position * p.pitches.residual + channel : nullptr;
   const bool in_bytes = types.y == ElementType::int8 || types.y == ElementType::uint8;
   if (!p.fours || !in_bytes) {
-    for (int i = 0; i < count; ++i) {
-      store_requantized(p.y, to + i, sums[i] + packed.bias()[channel + i],
-                        packed.scale()[channel + i], residual ? residual + i : nullptr, types,
-                        p.table);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i >= count) break;
+      store_requantized(p.y, to + i, sums[i] + filters.bias[i], filters.scale[i],
+                        residual ? residual + i : nullptr, types, p.table);
     }
     return;
   }
@@ -97,9 +112,14 @@ __device__ inline void finish(const QuantizedGemm& p, const QuantizedPacked<cons
   if (residual) added = *reinterpret_cast<const Four*>(residual);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    store_requantized(made.value, i, sums[i] + packed.bias()[channel + i],
-                      packed.scale()[channel + i], residual ? added.value + i : nullptr, types,
-                      p.table);
+    const int total = sums[i] + filters.bias[i];
+    const float v = residual ? scaled(total, filters.scale[i], added.value[i], types)
+                             : scaled(total, filters.scale[i]);
+    made.value[i] = static_cast<std::uint8_t>(to_integer(v, types.y_zero, types.low, types.high));
+  }
+  if (p.table) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) made.value[i] = p.table[made.value[i]];
   }
   *reinterpret_cast<Four*>(static_cast<std::uint8_t*>(p.y) + to) = made;
 }
@@ -203,6 +223,8 @@ __global__ __launch_bounds__(Tile::kThreads) void quantized_conv2d_kernel(const 
 #pragma unroll 1
   for (int stage = 0; stage < kStages - 1; ++stage) copy_stage(stage);
 
+  const int own_filter = first_filter + thread % (Tile::kColumns / 4) * 4;
+  const FilterNumbers numbers(packed, group * filters + own_filter, filters - own_filter);
   int sums[2][4][4] = {};
   const int split = warp / Tile::kWarps;
   const int warp_row = warp % Tile::kWarps / Tile::kWarpColumns * 32;
@@ -250,19 +272,21 @@ __global__ __launch_bounds__(Tile::kThreads) void quantized_conv2d_kernel(const 
   }
   __syncthreads();
   constexpr int kQuads = Tile::kColumns / 4;
-  for (int quad = thread; quad < Tile::kRows * kQuads; quad += Tile::kThreads) {
-    const int row = quad / kQuads, filter = first_filter + quad % kQuads * 4;
+  static_assert(Tile::kThreads % kQuads == 0);  // so that a thread's filters stay
+  if (own_filter >= filters) return;
+  for (int row = thread / kQuads; row < Tile::kRows; row += Tile::kThreads / kQuads) {
     const int index = first_row + row;
-    if (index >= p.rows || filter >= filters) continue;
+    if (index >= p.rows) return;
     int sums_of_four[4] = {};
-    const int* from = totals + row * Tile::kPitch + quad % kQuads * 4;
+    const int* from = totals + row * Tile::kPitch + thread % kQuads * 4;
 #pragma unroll
     for (int i = 0; i < Tile::kSplits; ++i, from += Tile::kSums) {
       const int4 part = *reinterpret_cast<const int4*>(from);
       sums_of_four[0] += part.x, sums_of_four[1] += part.y;
       sums_of_four[2] += part.z, sums_of_four[3] += part.w;
     }
-    finish(p, packed, index, group * filters + filter, min(4, filters - filter), sums_of_four);
+    finish(p, numbers, index, group * filters + own_filter, min(4, filters - own_filter),
+           sums_of_four);
   }
 }
 
