@@ -235,8 +235,11 @@ __global__ void __launch_bounds__(threads_of(kTiles[Tile]), kTiles[Tile].blocks)
         if (filter >= p.shape.k) break;
         int totals[16];
 #pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          totals[i] = accumulators[32 * unit + i / 2 * 4 + 2 * half + i % 2] + biases[column + i];
+        for (int i = 0; i < 4; ++i) {  // sums 4 i to 4 i + 3
+          const int4 bias = *reinterpret_cast<const int4*>(biases + column + 4 * i);
+          const int* const sums = accumulators + 32 * unit + 8 * i + 2 * half;
+          totals[4 * i] = sums[0] + bias.x, totals[4 * i + 1] = sums[1] + bias.y;
+          totals[4 * i + 2] = sums[4] + bias.z, totals[4 * i + 3] = sums[5] + bias.w;
         }
         if (at_border) add_border(p, inside, filter, totals);
         const std::int64_t to = std::int64_t{row} * p.y_pitch + filter;
