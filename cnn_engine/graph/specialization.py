@@ -62,7 +62,9 @@ class SymbolicGraph:
         self._compiled: dict[tuple[str, ...], Callable[..., tuple[bool, ...]]] = {}
 
     def __reduce__(self) -> tuple:
-        return SymbolicGraph, (self.graph, self.guards)
+        # With its values: to infer them again asks for decisions, which are made for no sizes here.
+        _, made_of = self.graph.__reduce__()
+        return _unpickled, (made_of, dict(self.graph.values), self.guards)
 
     def stands_for(self, sizes: Sizes) -> bool:
         """Whether the same decisions would have been made for these sizes."""
@@ -162,6 +164,18 @@ class SymbolicGraph:
         for name in constants.keys() - kept.keys():
             values.pop(name, None)
         return left, MappingProxyType(kept), frozenset(computed) & used
+
+
+def _unpickled(
+    made_of: tuple, values: dict[str, Value], guards: tuple[Guard, ...]
+) -> SymbolicGraph:
+    """Returns the graph with symbols that a pickle holds."""
+    fields = dict(zip(Graph.__dataclass_fields__, made_of, strict=True), values=values)
+    graph = object.__new__(Graph)
+    graph.__dict__.update(
+        {n: MappingProxyType(f) if isinstance(f, dict) else f for n, f in fields.items()}
+    )
+    return SymbolicGraph(graph, guards)
 
 
 def traced(make: Callable[[Sizes], Graph], sizes: Sizes) -> SymbolicGraph:

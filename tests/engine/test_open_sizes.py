@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -161,6 +162,17 @@ def test_predict_takes_images_of_any_size():
             whole = engine.run({"x": images})["y"]
             np.testing.assert_array_equal(engine.predict(images), whole)
             np.testing.assert_array_equal(engine.predict(images, batch=2), whole)
+
+
+def test_an_engine_of_open_sizes_is_pickled_with_its_graphs_of_all_sizes():
+    images = [np.ones((n, 3, 16, w), np.float32) for n, w in ((1, 40), (2, 57))]
+    engine = Engine(recogniser(), device="cpu")
+    wanted = [engine.predict(one) for one in images]
+    assert engine.network._specializations.variants
+    again = pickle.loads(pickle.dumps(engine))
+    assert again.network._specializations.variants
+    for one, found in zip(images, wanted, strict=True):
+        assert again.predict(one).tobytes() == found.tobytes()
 
 
 def test_a_size_that_the_file_cannot_have_is_refused_by_its_node():
