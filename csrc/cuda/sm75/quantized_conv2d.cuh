@@ -147,8 +147,18 @@ struct ByteOffsets {
   }
 };
 
+// Blocks that a multiprocessor has at least. Turing has shared memory for one of the largest.
+template <typename Tile>
+constexpr int kBlocks =
+#if __CUDA_ARCH__ >= 800
+    Tile::kWarps == 8 ? 3 : 1;
+#else
+    1;
+#endif
+
 template <typename Tile, bool Signed, int Width>
-__global__ __launch_bounds__(Tile::kThreads) void quantized_conv2d_kernel(const QuantizedGemm p) {
+__global__ __launch_bounds__(Tile::kThreads,
+                             kBlocks<Tile>) void quantized_conv2d_kernel(const QuantizedGemm p) {
   extern __shared__ __align__(128) char memory[];
   __shared__ int4 table[Tile::kRows];  // position, row, column, image
   wait_for_inputs();

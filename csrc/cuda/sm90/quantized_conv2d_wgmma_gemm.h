@@ -21,7 +21,7 @@ constexpr int divided(std::int64_t count, int by) {
 struct TileShape {
   int groups, columns, blocks;
 };
-constexpr TileShape kTiles[] = {{1, 64, 3}, {2, 64, 2}, {2, 128, 2}, {2, 256, 1}};
+constexpr TileShape kTiles[] = {{1, 64, 4}, {2, 64, 2}, {2, 128, 2}, {2, 256, 1}};
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 
 constexpr int threads_of(const TileShape& tile) { return 128 * tile.groups + 64; }
