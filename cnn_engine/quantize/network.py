@@ -296,12 +296,25 @@ def _upgraded(onnx, proto, source: str):
 
 
 def _constants_as_initializers(graph) -> None:
+    """Makes initializers of constants, and of their copies: PyTorch exports equal biases as copies of one."""
     for node in [node for node in graph.node if node.op_type == "Constant"]:
         value = next((a.t for a in node.attribute if a.name == "value"), None)
         if value is not None:
             graph.initializer.append(value)
             graph.initializer[-1].name = node.output[0]
             graph.node.remove(node)
+    known = {tensor.name: tensor for tensor in graph.initializer}
+    outputs = {value.name for value in graph.output}
+    for node in [
+        node for node in graph.node if node.op_type == "Identity"
+    ]:  # in order, each after its input
+        tensor, name = known.get(node.input[0]), node.output[0]
+        if tensor is None or name in outputs:
+            continue
+        graph.initializer.append(tensor)
+        known[name] = graph.initializer[-1]
+        known[name].name = name
+        graph.node.remove(node)
 
 
 def _name_nodes(graph) -> None:

@@ -267,6 +267,29 @@ def test_inputs_of_any_kind(tmp_path, capsys, rng, batch):
     assert error.endswith("given.npz: expected the arrays image, more, found image")
 
 
+def test_copies_of_constants_are_constants(rng):
+    """PyTorch exports biases that are equal, such as zeros, as copies of one."""
+    node = helper.make_node
+    nodes = [
+        node("Identity", ["zeros"], ["b0"]), node("Identity", ["b0"], ["b1"]),
+        node("Identity", ["v"], ["v0"]), node("Conv", ["x", "w", "b0"], ["c"], "first", pads=[1] * 4),
+        node("Relu", ["c"], ["r"]), node("Conv", ["r", "v0", "b1"], ["d"], "second", group=4),
+        node("Conv", ["d", "u", "zeros"], ["y"], "third"), node("Identity", ["zeros"], ["z"]),
+    ]  # fmt: skip
+    shapes = {"w": (4, 3, 3, 3), "v": (4, 1, 3, 3), "u": (4, 4, 1, 1)}
+    constants = {name: rng.normal(size=shape).astype(F32) for name, shape in shapes.items()}
+    constants["zeros"] = np.zeros(4, F32)
+    inputs, outputs = [tensor("x", ["N", 3, 6, 6])], [tensor("y", None), tensor("z", [4])]
+    proto = model(nodes, inputs, outputs, constants, opset=17)
+    x = rng.normal(size=(8, 3, 6, 6)).astype(F32)
+    found = cnn_engine.quantize(proto, x)  # which scales the depthwise one's channels, and its bias
+    assert {layer.name for layer in found.layers} == {"first", "second", "third"}
+    assert [one.op_type for one in proto.graph.node].count("Identity") == 4, "the caller's own"
+    made, exact = (onnxruntime_outputs(one, {"x": x}) for one in (found.model, proto))
+    assert np.square(made[0] - exact[0]).mean() < 1e-3 * np.square(exact[0]).mean()
+    np.testing.assert_array_equal(made[1], exact[1])
+
+
 def test_what_branches_read_stays(rng):
     """An If reads a convolution's output before its batch norm, and a constant that nothing else reads."""
     node = helper.make_node
