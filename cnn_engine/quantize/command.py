@@ -178,6 +178,10 @@ def summary(found: Quantized) -> list[tuple[str, str]]:
         lines.append(("equalised", f"{found.equalised} pairs of layers"))
     if kept:
         lines.append(("kept in float", ", ".join(kept)))
+    if found.others:
+        names = ", ".join(found.others[:3]) + (", ..." if len(found.others) > 3 else "")
+        why = "transposed, or with computed weights or biases"
+        lines.append(("float in any case", f"{len(found.others)} layers, {why}: {names}"))
     return lines
 
 

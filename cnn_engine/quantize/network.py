@@ -32,6 +32,8 @@ FUNCTIONS = frozenset({
 #: Operators of several numbers that have integer forms.
 ARITHMETIC = frozenset({"Add", "AveragePool", "Concat", "GlobalAveragePool", "Mul", "ReduceMean"})
 LAYERS = frozenset({"Conv", "Gemm", "MatMul"})
+#: A product of matrices need not be a layer.
+WITH_WEIGHTS = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class FloatModel:
         proto: the model, this object's own.
         constants: initializer -> array.
         layers: those that can be quantized, by name, in order.
+        others: names of layers with weights that cannot.
     """
 
     def __init__(self, source) -> None:
@@ -89,6 +92,11 @@ class FloatModel:
             )
         self._fold_batch_norms()
         self.layers = {layer.name: layer for layer in self._find_layers()}
+        self.others = tuple(
+            node.name
+            for node in self.nodes
+            if node.op_type in WITH_WEIGHTS and node.name not in self.layers
+        )
         if not self.layers:
             raise UnsupportedError(
                 f"{self.source}: expected convolutions or linear layers with constant float32 "

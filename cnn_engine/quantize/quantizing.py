@@ -96,6 +96,7 @@ class Quantized:
         tensors: how many scales of activations there are.
         images: on how many it was calibrated and measured.
         settings: how numbers became integers.
+        others: names of layers that stay float, since they are transposed, or weights or biases are computed.
     """
 
     model: object
@@ -107,6 +108,7 @@ class Quantized:
     tensors: int
     images: int
     settings: Settings
+    others: tuple[str, ...] = ()
 
     @property
     def loss_is(self) -> str:
@@ -133,6 +135,7 @@ class Quantized:
             "output_snr_db": decibels(self.accuracy.noise),
             "equalised_pairs": self.equalised,
             "scales": self.tensors,
+            "others": list(self.others),
             "layers": [
                 {
                     "name": layer.name,
@@ -462,7 +465,7 @@ class _Work:
         made = self.writer.quantized(chosen)
         return Quantized(
             made, layers, accuracy, self.float_top1, self.loss(accuracy), equalised,
-            len(chosen.scales), self.images, self.settings,
+            len(chosen.scales), self.images, self.settings, self.model.others,
         )  # fmt: skip
 
     def _fewest(

@@ -284,10 +284,31 @@ def test_copies_of_constants_are_constants(rng):
     x = rng.normal(size=(8, 3, 6, 6)).astype(F32)
     found = cnn_engine.quantize(proto, x)  # which scales the depthwise one's channels, and its bias
     assert {layer.name for layer in found.layers} == {"first", "second", "third"}
+    assert found.others == ()
     assert [one.op_type for one in proto.graph.node].count("Identity") == 4, "the caller's own"
     made, exact = (onnxruntime_outputs(one, {"x": x}) for one in (found.model, proto))
     assert np.square(made[0] - exact[0]).mean() < 1e-3 * np.square(exact[0]).mean()
     np.testing.assert_array_equal(made[1], exact[1])
+
+
+def test_layers_that_cannot_be_quantized_are_named(rng):
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], "plain"), node("Mul", ["w2", "scale"], ["made"]),
+        node("Conv", ["c", "made"], ["d"], "computed"),
+        node("ConvTranspose", ["d", "w2"], ["y"], "transposed"),
+    ]  # fmt: skip
+    constants = {"w": rng.normal(size=(4, 3, 3, 3)), "w2": rng.normal(size=(4, 4, 1, 1))}
+    constants = {name: array.astype(F32) for name, array in constants.items()}
+    inputs = tensor("x", ["N", 3, 6, 6]), tensor("scale", [])
+    proto = model(nodes, inputs, [tensor("y", None)], constants, opset=17)
+    x = rng.normal(size=(4, 3, 6, 6)).astype(F32)
+    found = cnn_engine.quantize(proto, x, constants={"scale": F32(0.5)})
+    assert [layer.name for layer in found.layers] == ["plain"]
+    assert found.others == ("computed", "transposed") == tuple(found.to_dict()["others"])
+    assert dict(command.summary(found))["float in any case"] == (
+        "2 layers, transposed, or with computed weights or biases: computed, transposed"
+    )
 
 
 def test_what_branches_read_stays(rng):
