@@ -28,7 +28,7 @@ from cnn_engine.operators.norm import BatchNorm
 from cnn_engine.operators.pad import Pad
 from cnn_engine.operators.reduce import ReduceMax, ReduceMean
 from cnn_engine.operators.resize import Resize
-from cnn_engine.operators.shaping import Concat, DepthToSpace, Reshape, Slice, Split, Transpose
+from cnn_engine.operators.shaping import Concat, Reshape, Slice, Split, Transpose
 from cnn_engine.operators.softmax import Softmax
 from cnn_engine.operators.unary import Clip, HardSigmoid, Relu, Sigmoid, Swish, Tanh
 from cnn_engine.plan import per_image
@@ -110,7 +110,6 @@ def test_constants_broadcast_as_before(shape, turned):
         (Reshape((2, -1, 3, 3)), False),
         (Transpose((0, 1, 3, 2)), False),
         (Transpose((0, 2, 3, 1)), True),
-        (DepthToSpace(2), False),
         (ReduceMean((1, 3), keepdims=False), True),
         (ReduceMean((3,), keepdims=False), False),
         (ReduceMean((-3, 0)), True),
