@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from graphs import Builder
+from graphs import chain_images as images
+from graphs import convolution_chain as network
 
 from cnn_engine import Engine
 from cnn_engine.errors import InputError, UnsupportedError
 
 pytestmark = pytest.mark.gpu
-SHAPE = 16, 28, 28
 GPUS = (0, 1)
 
 
@@ -25,18 +25,6 @@ def cupy():
     library.cuda.Device(0).use()
     yield library
     assert library.cuda.runtime.getDevice() == 0
-
-
-def network():
-    b = Builder((1, *SHAPE))
-    x = b.relu(b.conv("images", 32))
-    for _ in range(3):
-        x = b.relu(b.conv(x, 32))
-    return b.graph(b.head(x, 10))
-
-
-def images(count: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal((count, *SHAPE)).astype(np.float32)
 
 
 def on(cupy, gpu: int, array: np.ndarray):

@@ -69,6 +69,24 @@ class Builder:
         )  # fmt: skip
 
 
+#: An image of :func:`convolution_chain`.
+CHAIN_SHAPE = 16, 28, 28
+
+
+def convolution_chain() -> Graph:
+    """Four 3x3 convolutions in a row and ten classes: a pass long enough to overlap with another."""
+    b = Builder((1, *CHAIN_SHAPE))
+    x = b.relu(b.conv("images", 32))
+    for _ in range(3):
+        x = b.relu(b.conv(x, 32))
+    return b.graph(b.head(x, 10))
+
+
+def chain_images(count: int, seed: int = 0) -> np.ndarray:
+    """Returns random images for :func:`convolution_chain`."""
+    return np.random.default_rng(seed).standard_normal((count, *CHAIN_SHAPE)).astype(np.float32)
+
+
 def resnet(
     blocks: tuple[int, ...],
     shape: tuple[int, ...],

@@ -16,27 +16,14 @@ import fake_cuda
 import numpy as np
 import pytest
 from graphs import Builder
+from graphs import chain_images as images
+from graphs import convolution_chain as network
 
 from cnn_engine import Engine
 from cnn_engine.devices import arrays
 from cnn_engine.engine import plan_runner
 from cnn_engine.operators.resize import Resize
 from cnn_engine.plan.plan import _ABANDONED, Plan
-
-SHAPE = 16, 28, 28
-
-
-def network():
-    b = Builder((1, *SHAPE))
-    x = b.relu(b.conv("images", 32))
-    for _ in range(3):
-        x = b.relu(b.conv(x, 32))
-    return b.graph(b.head(x, 10))
-
-
-def images(count: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal((count, *SHAPE)).astype(np.float32)
-
 
 # ---- without a GPU ----
 
