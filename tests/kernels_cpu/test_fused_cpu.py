@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import platform
@@ -416,15 +417,22 @@ def test_a_timed_pass_covers_every_layer_once(network, seed, threads, batch, bro
 @pytest.mark.parametrize("batch", [1, 3, 40])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_parts_add_up_to_their_pass(instruction_set, rng, name, batch, threads):
-    """Within 5 % of what the pass takes as seen from Python, with its call: the closest of many."""
+    """Within 5 % of what the pass takes as seen from Python, with its call: the closest of many.
+
+    A call whose code has left the caches costs up to 15 us, as much as half of a short pass, so that on some
+    machines one call in hundreds is as close.
+    """
     network = NETWORKS[name]
     fused = build(network, weights_of(network))
     images = pixels(rng, batch, network)
-    shares = []
-    for _ in range(200):
+    closest, until = 0.0, time.monotonic() + 10
+    for tries in itertools.count(1):
         _, seconds, took = run_timed(fused, images, threads)
-        shares.append(seconds.sum() / took)
-    assert 0.95 <= max(shares) <= 1.0
+        assert seconds.sum() <= took
+        closest = max(closest, seconds.sum() / took)
+        if (tries >= 200 and closest >= 0.95) or time.monotonic() > until:
+            break
+    assert closest >= 0.95
 
 
 @pytest.mark.alone
