@@ -12,7 +12,7 @@ from ..operators.operator import axis_in
 from ..operators.reduce import Reduce
 from ..operators.shaping import Reshape, Transpose
 from .arguments import input_values, output_values
-from .kernel import Bound, Call, on_both
+from .kernel import Bound, Call, Kernel, on_both
 from .native import _cpu
 from .strided import unused
 
@@ -115,6 +115,20 @@ def _make_softmax(call: Call) -> Bound:
     )
 
 
+def _make_cumulative(call: Call) -> Bound:
+    op = call.node.op
+    shape = _cpu.AxisShape(*_axis(call.inputs[0].shape, op.axis))
+    return call.native(
+        "cumulative",
+        call.input_addresses[0],
+        call.output_addresses[0],
+        shape,
+        op.kind == "cum_prod",
+        bool(op.exclusive),
+        bool(op.reverse),
+    )
+
+
 def _reductions() -> list[Any]:
     return [
         row
@@ -130,4 +144,6 @@ ROWS = [
     *on_both("arg_min", "arg_extreme", _make_arg),
     *on_both("softmax", "softmax_axis", _make_softmax, in_place=True),
     *on_both("log_softmax", "softmax_axis", _make_softmax, in_place=True),
+    Kernel("cum_sum", "cumulative", "cpu", _make_cumulative, in_place=True),
+    Kernel("cum_prod", "cumulative", "cpu", _make_cumulative, in_place=True),
 ]

@@ -83,6 +83,7 @@ class Cumulative(Operator):
         reverse: whether it runs from the end.
     """
 
+    in_place: ClassVar[bool] = True
     operation: ClassVar[np.ufunc]
     axis: int
     exclusive: bool = False

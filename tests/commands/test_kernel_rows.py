@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tolerances
 
+from cnn_engine import Engine
 from cnn_engine.devices.cpu import CpuDevice
 from cnn_engine.errors import UnsupportedError
 from cnn_engine.graph.graph import Graph, Node, Value
@@ -226,6 +227,24 @@ def test_reduce_leaves_out_dimensions_of_one(place, rng):
 def test_arg_extreme(place, rng, kind, axis, last):
     x = rng.integers(0, 4, (3, 9, 5)).astype(np.float32)
     check(place, KINDS[kind](axis, keepdims=last, last=last), x)
+
+
+@pytest.mark.parametrize("kind", ["cum_sum", "cum_prod"])
+@pytest.mark.parametrize("axis", [0, 1, -2, -1])
+@pytest.mark.parametrize(("exclusive", "reverse"), [(False, False), (True, False), (False, True)])
+def test_cumulative(rng, kind, axis, exclusive, reverse):
+    """float32 has a kernel on the CPU; other types are computed by NumPy, exactly."""
+    op = KINDS[kind](axis, exclusive, reverse)
+    x = rng.integers(-4, 5, (3, 5, 7))
+    assert check(CpuDevice(), op, x.astype(np.float32)) == ["cumulative"]
+    for dtype in ("int32", "int64", "uint8", "float64", "float16"):
+        graph = Graph(
+            "test", (Value("x", x.shape, dtype),), ("y",), (Node("node", op, ("x",), ("y",)),), {}
+        )
+        with Engine(graph, device="cpu") as engine, np.errstate(all="ignore"):
+            found = engine.run({"x": x.astype(dtype)})["y"]
+            wanted = op.reference(x.astype(dtype)).astype(dtype)
+        np.testing.assert_array_equal(found, wanted, strict=True)
 
 
 @pytest.mark.parametrize("kind", ["softmax", "log_softmax"])

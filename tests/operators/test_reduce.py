@@ -1,6 +1,9 @@
-"""The kernels along an axis: reduce, arg_extreme, softmax_axis and interpolate_axis."""
+"""The kernels along an axis: reduce, arg_extreme, cumulative, softmax_axis and interpolate_axis."""
 
 from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +11,7 @@ import tolerances
 from native import call, check_guards, guarded, rounded
 
 from cnn_engine import _cpu
+from cnn_engine.operators.order import CumProd, CumSum
 
 
 def log_sum_exp(x):
@@ -171,6 +175,43 @@ def test_bits_do_not_depend_on_threads(rng, name, shape):
         found.append(out)
     np.testing.assert_array_equal(found[0], found[1])
     np.testing.assert_array_equal(found[0], found[2])
+
+
+#: Where the kernels run that only CPUs have.
+CPU = SimpleNamespace(kind="cpu", library=np, GUARD=64, get=lambda array: array)
+
+
+def check_cumulative(x, product):
+    """Compares with the reference bit by bit, written elsewhere and in place."""
+    for exclusive, reverse, in_place in itertools.product((False, True), repeat=3):
+        with np.errstate(all="ignore"):
+            wanted = (CumProd if product else CumSum)(1, exclusive, reverse).reference(x)
+            wanted = wanted.astype(np.float32)
+        y, memory = guarded(CPU, x.shape, np.float32)
+        if in_place:
+            y[...] = x
+        shape = _cpu.AxisShape(*x.shape)
+        call(CPU, "cumulative", y if in_place else x, y, shape, product, exclusive, reverse)
+        check_guards(CPU, memory, np.float32)
+        np.testing.assert_array_equal(y, wanted)
+        numbers = ~np.isnan(wanted)
+        np.testing.assert_array_equal(np.signbit(y[numbers]), np.signbit(wanted[numbers]))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("product", [False, True])
+def test_cumulative(instruction_set, rng, product, shape):
+    x = rng.standard_normal(shape).astype(np.float32)
+    x[rng.random(shape) < 0.1] = -0.0
+    check_cumulative(x, product)
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("product", [False, True])
+def test_cumulative_of_numbers_that_are_not_finite(instruction_set, product, columns):
+    """Sums are float64's: those past float32 are infinite where they are written, and go on."""
+    x = np.array([*LINES, [-0.0] * 4, [1e-45, -1e-45, 1e-45, 3e-39]], np.float32)
+    check_cumulative(x.T[None].copy() if columns else x[:, :, None].copy(), product)
 
 
 def softmax(x, logarithm):
