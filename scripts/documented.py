@@ -6,6 +6,9 @@ after that says what the block needs: ``gpu`` (run when asked for), ``setup`` (i
 does in its own way), ``network`` (its code is tested against a local server). A program is a block that
 begins with ``python run``. Each command and program must exit with 0. Commands in running text are not run,
 but the module and the options that they name must be there.
+
+Two documents run side by side, each in a folder of links to the checkout: files that its commands write are
+seen by its own commands alone.
 """
 
 from __future__ import annotations
@@ -15,12 +18,15 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDS = ("gpu", "setup", "network")
 TIMEOUT_S = 600
+SIDE_BY_SIDE = 2
 
 
 def commands(text: str) -> list[tuple[str, str]]:
@@ -69,43 +75,55 @@ def missing(module: str, options: list[str], helps: dict[str, str]) -> str | Non
     return f"{module} has no {', '.join(lacking)}" if lacking else None
 
 
+def run(command: str, folder: Path) -> tuple[int, float, str]:
+    """Returns the exit status of a command in a folder, its seconds, and the end of its output."""
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", command],
+            cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        code, output = done.returncode, done.stdout[-1500:] + done.stderr[-1500:]
+    except subprocess.TimeoutExpired:
+        code, output = 124, f"took more than {TIMEOUT_S} s"
+    return code, time.perf_counter() - start, output
+
+
+def run_document(path: Path, wanted: str) -> list[bool]:
+    """Runs a document's commands in order, a line of output each, and returns which succeeded."""
+    succeeded = []
+    with tempfile.TemporaryDirectory(prefix="documented-") as folder:
+        for entry in ROOT.iterdir():
+            (Path(folder) / entry.name).symlink_to(entry)
+        for command, need in commands(path.read_text("utf-8")):
+            if need != wanted:
+                continue
+            code, seconds, output = run(command, Path(folder))
+            succeeded.append(code == 0)
+            line = f"{code:3d} {seconds:6.1f} s  {path.name}: {command}"
+            print(line if code == 0 else f"{line}\n{output}", flush=True)
+    return succeeded
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
     parser.add_argument(
         "needs", nargs="?", default="", choices=("", *NEEDS), help="blocks that need this"
     )
     wanted = parser.parse_args(arguments).needs
-    failed = run = 0
-    for path in documents():
-        for command, need in commands(path.read_text("utf-8")):
-            if need != wanted:
-                continue
-            start = time.perf_counter()
-            try:
-                done = subprocess.run(
-                    ["bash", "-o", "pipefail", "-c", command],
-                    cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL,
-                )  # fmt: skip
-                code, output = done.returncode, done.stdout[-1500:] + done.stderr[-1500:]
-            except subprocess.TimeoutExpired:
-                code, output = 124, f"took more than {TIMEOUT_S} s"
-            run += 1
-            failed += code != 0
-            print(
-                f"{code:3d} {time.perf_counter() - start:6.1f} s  {path.name}: {command}",
-                flush=True,
-            )
-            if code:
-                print(output)
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        lists = pool.map(lambda path: run_document(path, wanted), documents())
+        succeeded = [done for document in lists for done in document]
     helps: dict[str, str] = {}
     for path in () if wanted else documents():
         for module, options in named(path.read_text("utf-8")):
-            run += 1
-            if reason := missing(module, options, helps):
-                failed += 1
+            reason = missing(module, options, helps)
+            succeeded.append(reason is None)
+            if reason:
                 print(f"{path.name}: {reason}")
-    print(f"{run - failed} passed, {failed} failed")
-    return 1 if failed or not run else 0
+    failed = succeeded.count(False)
+    print(f"{len(succeeded) - failed} passed, {failed} failed")
+    return 1 if failed or not succeeded else 0
 
 
 if __name__ == "__main__":
