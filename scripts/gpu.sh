@@ -2,7 +2,7 @@
 # Builds, tests and measures on any machine with an NVIDIA GPU, nvcc, Python, CuPy and pytest; needs no network.
 #
 #   scripts/gpu.sh [build] [test] [sanitize] [tables] [laboratory] [documented] [peers]  (no step named: these)
-#   scripts/gpu.sh [openacc] [chains] [low-batch] [autotuned] [strangers] [sizes] [study] [models] ...
+#   scripts/gpu.sh [openacc] [chains] [low-batch] [autotuned] [strangers] [dense] [int8] [cudnn] [sizes] [study] [models] [loadgen] ...
 #
 # OUT           folder for results (default: gpu-results)
 # CNN_ENGINE_TEST_DATA   the real data; tests that need it skip without
@@ -11,10 +11,10 @@
 # SHARD         K/N: of test, low-batch and models, the K-th of N parts (default: 1/1); merge the latter with --merge
 # WORKERS       processes of test, which needs pytest-xdist for several (default: 1)
 # MODELS        folder of exported networks, which steps share (default: $OUT/networks)
-# LIMIT         seconds after which low-batch, autotuned, strangers and sizes begin nothing more (default: 500)
+# LIMIT         seconds after which low-batch and what stands behind it, up to sizes, begin nothing more (default: 500)
 #
 # laboratory needs the extras lab and profile, and torchvision; peers needs PyTorch and JAX, chains PyTorch; low-batch
-# and what comes after it torchvision and timm. On a machine with four GPUs and 64 cores, in less than 520 s:
+# and what comes after it torchvision and timm, int8 and cudnn nvidia-cudnn-frontend, loadgen mlcommons-loadgen. On a machine with four GPUs and 64 cores, in less than 520 s:
 #
 #   export OUT MODELS=/tmp/networks LIMIT=440
 #   for i in 0 1 2 3; do
@@ -167,6 +167,22 @@ strangers() {  # networks that no one tuned for
     --dtype float16 float32 --peers torch --json "$OUT/strangers.json" --markdown "$OUT/strangers.md"
 }
 
+dense() {  # segmentation, detection and super-resolution networks
+  python3 -m benchmarks.low_batch --jobs 16 --prepare $((limit / 2)) --limit "$limit" "${turns[@]}" --bits 100 \
+    --network dense --batch 1 4 --dtype float16 --json "$OUT/dense.json" --markdown "$OUT/dense.md"
+}
+
+int8() {  # quantized networks beside cuDNN's int8 graphs, and the same in float16 beside torch.compile
+  python3 -m benchmarks.low_batch --jobs 12 --prepare $((limit / 2)) --limit "$limit" "${turns[@]}" --bits 100 --steps \
+    --network resnet18 resnet50 mobilenet_v3_large efficientnet_b0 --batch 20 8 64 256 1 --dtype int8 float16 \
+    --peers default cudnn --json "$OUT/int8.json" --markdown "$OUT/int8.md"
+}
+
+cudnn() {  # cuDNN's graphs in float16; step int8 has those of int8
+  python3 -m benchmarks.low_batch --jobs 10 --prepare $((limit / 2)) --limit "$limit" "${turns[@]}" --bits 100 \
+    --batch 1 20 --dtype float16 --peers cudnn --json "$OUT/cudnn.json" --markdown "$OUT/cudnn.md"
+}
+
 sizes() {  # logits alone, of odd images and all batches; a process a network, as exports take a core each
   local network networks=(resnet18 resnet50 densenet121 mobilenet_v3_large efficientnet_b0 convnext_tiny squeezenet1_1)
   for network in "${networks[@]}"; do
@@ -180,12 +196,18 @@ sizes() {  # logits alone, of odd images and all batches; a process a network, a
   rm "$OUT"/sizes-*.json
 }
 
+torchvision_file() {  # NAME: exports the network where it is not there yet, and prints its path
+  local file="$exported/$1-224x224.onnx"  # as benchmarks.low_batch keeps them
+  mkdir -p "$exported"
+  [ -e "$file" ] ||
+    python3 -m cnn_engine.export "torchvision.models:$1" --output "$file" --exporter torchscript >&2
+  echo "$file"
+}
+
 study() {  # the seed study's table: a GPU's utilisation and memory at low batch, ours beside PyTorch's
   local network file
   for network in ${STUDY:-resnet152 densenet201}; do
-    file="$exported/$network-224x224.onnx"  # as benchmarks.low_batch keeps them
-    [ -e "$file" ] || { mkdir -p "$exported"; python3 -m cnn_engine.export "torchvision.models:$network" --output "$file" \
-      --exporter torchscript; }
+    file=$(torchvision_file "$network")
     python3 -m cnn_engine.characterize --device cuda --model "$file" --dtype float16 --torch-dtype float16 \
       --torch "torchvision.models:$network" --batch 1,5,10,15,20 --images 60 --no-check --settle 0.6 --duration 0.6 \
       --sample-period 0.05 --output "$OUT/study-$network" >"$OUT/study-$network.txt"
@@ -202,6 +224,12 @@ models() {  # logits of imported networks in float32: timm's, and torchvision's 
   return $found
 }
 
+loadgen() {  # MLPerf's load generator: 60 s of each scenario; Server under QPS queries a second
+  python3 -m cnn_engine.loadgen --model "$(torchvision_file resnet50)" --device cuda --dtype float16 \
+    --scenario SingleStream --scenario Offline --scenario Server --target-qps "${QPS:-2500}" \
+    --output "$OUT/loadgen" --json "$OUT/loadgen.json" | tee "$OUT/loadgen.txt"
+}
+
 for step in "${steps[@]}"; do
   echo "== $step"
   case "$step" in
@@ -212,7 +240,7 @@ for step in "${steps[@]}"; do
     laboratory) laboratory ;;
     documented) documented ;;
     peers) peers ;;
-    openacc | chains | autotuned | strangers | sizes | study | models) "$step" ;;
+    openacc | chains | autotuned | strangers | dense | int8 | cudnn | sizes | study | models | loadgen) "$step" ;;
     low-batch) low_batch ;;
     *) echo "error: expected a step that the head of this file names, found '$step'" >&2; exit 2 ;;
   esac
