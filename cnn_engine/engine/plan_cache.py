@@ -30,8 +30,9 @@ KEPT_BYTES = 256 << 20
 
 CLOSED = "engine: expected an open engine, found a closed one"
 
-#: Bytes of the steps of plans that share memory, all of them together; and of one step, about.
-KEPT_STEP_BYTES, STEP_BYTES = 16 << 20, 1280
+#: Bytes of one call of a plan that shares memory, about; and those of all such plans together: as a part of
+#: the memory that they share, and at least.
+CALL_BYTES, KEPT_CALLS_PART, LEAST_KEPT_CALL_BYTES = 512, 1 / 8, 256 << 10
 
 #: Kinds of calls that are remembered: a plan without memory of its own still costs some kilobytes.
 KEPT_SHELVES = 512
@@ -239,11 +240,11 @@ class PlanPool:
                     plan = make()
             shares = plan.arena is not None
             shelf.shares = shares
-            shelf.nbytes = STEP_BYTES * len(plan.steps) if shares else plan_bytes(plan)
+            shelf.nbytes = CALL_BYTES * len(plan.calls) if shares else plan_bytes(plan)
             shelf.most = max(1, self.kept_bytes // max(shelf.nbytes, 1))
             shelf.made += 1
             _log.debug(
-                "plan built: %d steps, %d bytes of memory", len(plan.steps), plan_bytes(plan)
+                "plan built: %d steps, %d bytes of memory", len(plan.calls), plan_bytes(plan)
             )
             kept = [shelf, *(self._shelves[k] for k in call if k != key and k in self._shelves)]
             self._clear_until(max(self.kept_bytes, sum(one.nbytes for one in kept)), kept)
@@ -308,18 +309,20 @@ class PlanPool:
             self._arenas.clear()
         return dropped
 
+    def _kept_call_bytes(self) -> int:
+        """Returns how many bytes the calls of plans that share memory may have together."""
+        shared = sum(arena.capacity for arena in self._arenas)
+        return max(LEAST_KEPT_CALL_BYTES, int(shared * KEPT_CALLS_PART))
+
     def _clear_until(self, kept_bytes: int, but: Collection[Shelf]) -> bool:
         """Clears shelves away until the rest holds ``kept_bytes`` at most; returns whether any was."""
         total = self.nbytes
-        steps = sum(s.made * s.nbytes for s in self._shelves.values() if s.shares)
+        calls = sum(s.made * s.nbytes for s in self._shelves.values() if s.shares)
+        most = self._kept_call_bytes()
         cleared = False
         for _ in range(2):  # those used since they were last looked at get a second chance
             for key, shelf in list(self._shelves.items()):
-                if (
-                    total <= kept_bytes
-                    and steps <= KEPT_STEP_BYTES
-                    and len(self._shelves) <= KEPT_SHELVES
-                ):
+                if total <= kept_bytes and calls <= most and len(self._shelves) <= KEPT_SHELVES:
                     return cleared
                 if shelf in but:
                     continue
@@ -331,6 +334,6 @@ class PlanPool:
                 shelf.idle.clear()
                 del self._shelves[key]
                 total -= shelf.made * shelf.nbytes
-                steps -= shelf.made * shelf.nbytes if shelf.shares else 0
+                calls -= shelf.made * shelf.nbytes if shelf.shares else 0
                 cleared = True
         return cleared

@@ -114,8 +114,9 @@ def _plan_of(program: Program, found: Sized, sizes: Sizes) -> Plan:
         check_fits(program.placement, nbytes, sizes)
     memory = program.allocate(found.nbytes) if found.nbytes else None
     return Plan(
-        sizes.images, found.steps(memory), nbytes, [memory, program], slots=found.slots,
+        sizes.images, found.steps_of, nbytes, [memory, program], slots=found.slots,
         outputs=found.outputs(), fallbacks={**found.fallbacks, **(program.in_float32 or {})},
+        calls=found.calls(memory),
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..graph.graph import Value
+from ..kernels import Bound
 from ..lower import reduced_precision
 from .cuda_graph import Queued, Replays
 
@@ -113,13 +114,28 @@ class Step:
 _ABANDONED: list[Plan] = []
 
 
+class _Steps:
+    """The steps of a plan, or a function of its calls that returns them: called when they are asked for."""
+
+    def __get__(self, plan: Any, owner: type | None = None) -> list[Step]:
+        if plan is None:
+            raise AttributeError("steps")  # there is no default
+        steps = plan.__dict__["steps"]
+        if callable(steps):
+            steps = plan.__dict__["steps"] = steps(plan.calls)
+        return steps
+
+    def __set__(self, plan: Any, steps: list[Step] | Callable[[list[Bound]], list[Step]]) -> None:
+        plan.__dict__["steps"] = steps
+
+
 @dataclass
 class Plan:
     """The steps of one forward pass, and the memory that they use.
 
     Attributes:
         batch: images of a pass.
-        steps: in order.
+        steps: in order; see :class:`_Steps`.
         nbytes: place -> bytes of the memory that values share.
         buffers: keeps what the steps use alive.
         chunk: the number of images that move at a time where copies overlap with kernels, else None.
@@ -133,12 +149,13 @@ class Plan:
         waits: whether a pass is done when :meth:`run` returns.
         arena: memory that plans share which do not run at once, or None.
         devices: those on whose streams work is queued; the first is current while a pass runs.
+        calls: the steps' functions and arguments; empty: they are taken from the steps.
 
-    ``calls`` are the steps' functions and arguments, ``bound`` the addresses that were last bound.
+    ``bound`` are the addresses that were last bound.
     """
 
     batch: int
-    steps: list[Step]
+    steps: _Steps = _Steps()
     nbytes: Mapping[str, int]
     buffers: list[Any] = field(repr=False)
     chunk: int | None = None
@@ -151,21 +168,25 @@ class Plan:
     waits: bool = True
     devices: Sequence[Any] = field(default=(), repr=False)
     arena: Any = field(default=None, repr=False)
+    calls: list[Bound] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
-        self.calls = [(step.function, step.args) for step in self.steps]
+        if not self.calls:
+            self.calls = [(step.function, step.args) for step in self.steps]
         self.bound: tuple[int, ...] = ()
         self._device = self.devices[0] if self.devices else None
         slots: dict[str, list[tuple[list[Any], int, int]]] = {name: [] for name in self.slots}
         self._streams: list[tuple[list[Any], int]] = []
-        for step in {id(step): step for step in self.steps}.values():  # some are run several times
-            if Slot not in map(type, step.args):
+        for args in {
+            id(args): args for _, args in self.calls
+        }.values():  # some are run several times
+            if Slot not in map(type, args):
                 continue
-            for index, argument in enumerate(step.args):
+            for index, argument in enumerate(args):
                 if argument is STREAM:
-                    self._streams.append((step.args, index))
+                    self._streams.append((args, index))
                 elif isinstance(argument, Slot):
-                    slots[argument.name].append((step.args, index, argument.offset))
+                    slots[argument.name].append((args, index, argument.offset))
         self._slots = [slots[name] for name in self.slots]
         if isinstance(self.replays, Replays):
             self.on_stream(self.replays.device.stream_handle)

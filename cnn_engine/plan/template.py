@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -339,9 +339,8 @@ class Sized:
         placed: Callable[[], Placed],
         graph: Callable[[], Graph],
     ) -> None:
-        self._template, self._at, self._forms = template, at, forms
-        self._sizes, self._placed, self._graph = sizes, placed, cache(graph)
-        self._later = Later(self._cost)
+        self._template, self._at, self._forms = template, at, tuple(forms)
+        self._sizes, self._placed, self._graph = sizes, placed, graph
         sizes_of = [at.of(*one) for one in template._values]
         sizes_of += [
             self._numeric_workspace(place) if form is None else at.of(*form.workspace)
@@ -383,33 +382,34 @@ class Sized:
 
     def steps(self, memory: Buffer | None) -> list[Step]:
         """Returns the steps, with all that lies in ``memory``."""
-        at = self._at
+        return self.steps_of(self.calls(memory))
+
+    def calls(self, memory: Buffer | None) -> list[Bound]:
+        """Returns the functions and arguments of the steps, with all that lies in ``memory``."""
+        at, of = self._at, self._at.of
         first = 0 if memory is None else memory.address
         addresses = [first + offset for offset in self._offsets]
-        steps = []
+        calls = []
         for place, form in enumerate(self._forms):
             if form is None or form.step is None:
-                steps.append(self._numeric_step(place, form, addresses))
+                calls.append(self._numeric_call(place, form, addresses))
                 continue
-            filled = form.filled
-            arguments = filled.at(at)
+            arguments = form.filled.at(at)
             for index, storage, offset in form.addresses:
-                arguments[index] = addresses[storage] + at.of(*offset)
+                arguments[index] = addresses[storage] + of(*offset)
             for index, slot, offset in form.slots:
-                arguments[index] = Slot(slot, at.of(*offset))
-            steps.append(self._step(form.step, arguments))
-        return steps
+                arguments[index] = Slot(slot, of(*offset))
+            calls.append((form.step.function, arguments))
+        return calls
 
-    def _step(self, step: Step, arguments: list[Any]) -> Step:
-        """Returns a step with its arguments at these sizes, and what counts its cost."""
-        return step.with_arguments(arguments, flops=self._later, bytes=self._later)
+    @property
+    def steps_of(self) -> Callable[[list[Bound]], list[Step]]:
+        """A function that returns the steps of these calls; it keeps nothing of their size alive."""
+        placed = self._placed.__wrapped__  # which keeps no graph
+        return partial(_steps, self._template._nodes, self._forms, placed, self._graph)
 
-    def _cost(self, name: str, what: str) -> int:
-        graph = self._graph()
-        return getattr(graph.cost_of(graph.nodes[graph.positions[name]]), what)
-
-    def _numeric_step(self, place: int, form: _Form | None, addresses: Sequence[int]) -> Step:
-        """Returns the step of a node whose kernel is asked for the call of this size."""
+    def _numeric_call(self, place: int, form: _Form | None, addresses: Sequence[int]) -> Bound:
+        """Returns the call of a node whose kernel is asked for that of this size."""
         template = self._template
         program, graph, device = template._program, template.symbolic, CpuDevice()
         node = template._nodes[place]
@@ -417,9 +417,8 @@ class Sized:
             graph = self._placed().graph
             node = graph.nodes[graph.positions[node.name]]
             kernel = self._placed().kernels[node.name]
-            shown = kernel.shown_as(node, graph, device)
         else:
-            kernel, shown = form.kernel, form.shown
+            kernel = form.kernel
             node = replace(node, op=substituted(node.op, self._number))
 
         def address(name: str | None) -> Any:
@@ -436,14 +435,47 @@ class Sized:
             for index, name in enumerate(node.inputs)
         )
         pitches = {name: self._number(n) for name, n in template.planned.pitches.items()}
-        function, arguments = kernel.make(
+        return kernel.make(
             Call(
                 node, tuple(name and self.value(name) for name in node.inputs),
                 tuple(map(self.value, node.outputs)), at, tuple(map(address, node.outputs)),
                 addresses[template._storages[(node.name,)]], prepared, device, template._threads, pitches,
             )
         )  # fmt: skip
-        return self._step(_step_of(node, function, shown), arguments)
 
     def _number(self, size: Dim | int) -> int:
         return self._sizes.resolve((size,))[0]
+
+
+def _steps(
+    nodes: Sequence[Node],
+    forms: Sequence[_Form | None],
+    placed: Callable[[], Placed],
+    graph: Callable[[], Graph],
+    calls: Sequence[Bound],
+) -> list[Step]:
+    """Returns the steps of calls of these nodes, which count their costs when they are asked for.
+
+    Args:
+        forms, placed, graph: see :class:`Sized`.
+    """
+    placed, graph = cache(placed), cache(graph)
+
+    def cost(name: str, what: str) -> int:
+        found = graph()
+        return getattr(found.cost_of(found.nodes[found.positions[name]]), what)
+
+    later, steps = Later(cost), []
+    for node, form, (function, arguments) in zip(nodes, forms, calls, strict=True):
+        if form is None:
+            own = placed().graph
+            shown = (
+                placed()
+                .kernels[node.name]
+                .shown_as(own.nodes[own.positions[node.name]], own, CpuDevice())
+            )
+        else:
+            shown = form.shown
+        step = _step_of(node, function, shown) if form is None or form.step is None else form.step
+        steps.append(step.with_arguments(arguments, flops=later, bytes=later, function=function))
+    return steps

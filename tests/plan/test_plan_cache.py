@@ -15,7 +15,7 @@ from cnn_engine.plan.plan import Plan
 class FakePlan:
     """As far as a pool knows a plan: bytes, and a pass during which something may happen."""
 
-    arena, steps = None, ()
+    arena, calls = None, ()
 
     def __init__(self, nbytes: int, inside=lambda: None) -> None:
         self.nbytes = {"cpu": nbytes}

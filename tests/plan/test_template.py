@@ -22,6 +22,7 @@ from cnn_engine.graph.guards import Guard
 from cnn_engine.graph.terms import Evaluator
 from cnn_engine.lower.lowering import Program
 from cnn_engine.plan.packing import Lifetime, Stack
+from cnn_engine.plan.template import Sized
 from cnn_engine.plan.template_cache import WORTH_ONE
 
 node = helper.make_node
@@ -197,7 +198,8 @@ def test_plans_of_sizes_keep_to_their_bytes_on_several_threads(learned, monkeypa
         engine.predict(images[0])
         pool = engine._plans.pool
         (shelf,) = pool._shelves.values()
-        monkeypatch.setattr(plan_cache, "KEPT_STEP_BYTES", 5 * shelf.nbytes)
+        monkeypatch.setattr(plan_cache, "LEAST_KEPT_CALL_BYTES", 5 * shelf.nbytes)
+        monkeypatch.setattr(plan_cache, "KEPT_CALLS_PART", 0)
         with ThreadPoolExecutor(4) as threads:
             for found, rows in zip(threads.map(engine.predict, images), wanted, strict=True):
                 np.testing.assert_array_equal(bits(found), bits(rows))
@@ -208,6 +210,57 @@ def test_plans_of_sizes_keep_to_their_bytes_on_several_threads(learned, monkeypa
         widths = {dict(key[1].numbers)["W"] for key in pool._shelves}
         assert {20, 29} <= widths
         assert len(widths) <= 5
+
+
+def test_many_sizes_take_little_more_memory_than_the_largest(learned):
+    """The memory that they share, and an eighth of it for what is kept of each."""
+    proto, _ = learned
+    options = {"device": "cpu", "threads": 1}
+    with Engine(proto, **options) as engine, Engine(proto, **options) as other:
+        other.predict(np.zeros((1, 3, 32, 180), np.float32))
+        for width in range(30, 181):
+            engine.predict(np.zeros((1, 3, 32, width), np.float32))
+        alone, pool = other._plans.pool.nbytes, engine._plans.pool
+        assert pool.nbytes <= 1.2 * alone
+        assert len(pool._shelves) > 2
+
+
+def test_numpy_runs_what_has_one_shape_at_all_sizes(monkeypatch):
+    """Its call is part of the template: no kernel is asked for it again."""
+    nodes = [
+        node("GlobalAveragePool", ["x"], ["m"]),
+        node("Cast", ["m"], ["whole"], to=6),
+        node("Cast", ["whole"], ["mean"], to=1),
+        node("Add", ["x", "mean"], ["y"]),
+    ]
+    proto = model(nodes, [tensor("x", [1, 3, "H", "W"])], [tensor("y", None)], opset=18)
+    images = [rng.normal(0, 9, (1, 3, 9, width)).astype(np.float32) for width in range(20, 40)]
+    with Engine(proto, device="cpu", threads=1) as engine:
+        for image in images[:-1]:
+            engine.predict(image)
+        monkeypatch.setattr(Sized, "_numeric_call", None)
+        whole = np.trunc(images[-1].mean((2, 3), keepdims=True))
+        np.testing.assert_array_equal(engine.predict(images[-1]), images[-1] + whole)
+
+
+def test_steps_of_a_size_are_made_when_they_are_asked_for(learned):
+    """They say what the steps of a fixed engine say, and their arguments are those of the calls."""
+    proto, engine = learned
+    images = np.zeros((1, 3, 16, 71), np.float32)
+    engine.predict(images)
+    plan = list(engine._plans.pool._shelves.values())[-1].idle[-1]
+    assert callable(plan.__dict__["steps"])
+    assert [(step.function, step.args) for step in plan.steps] == plan.calls
+    assert plan.steps is plan.steps
+    with Engine(proto, device="cpu", threads=1, input_shape={"x": images.shape}) as fixed:
+        fixed.predict(images)
+        (shelf,) = fixed._plans.pool._shelves.values()
+        other = shelf.idle[0]
+
+    def said(steps):
+        return [(s.name, s.kind, s.place, s.kernel, s.flops, s.bytes) for s in steps]
+
+    assert said(plan.steps) == said(other.steps)
 
 
 @pytest.mark.parametrize("mode", ["transfer", "managed", "resident"])
