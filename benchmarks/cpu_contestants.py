@@ -188,16 +188,16 @@ def openvino_on(
 
 
 def onnxruntime_on(
-    model: str | bytes, images: np.ndarray, classes: int, threads: int
+    model: str | bytes, images: np.ndarray, shape: Sequence[int], threads: int
 ) -> Iterator[Contestant]:
-    """ONNX Runtime on a model, given as a path or its bytes."""
+    """ONNX Runtime on a model, given as a path or its bytes; ``shape`` is its output's."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    out = np.empty((len(images), classes), np.float32)
+    out = np.empty(shape, np.float32)
     binding = session.io_binding()
     for bind, name, array in (
         (binding.bind_input, session.get_inputs()[0].name, images),
@@ -221,7 +221,8 @@ def onnxruntime(task: Task) -> Iterator[Contestant]:
     import onnxruntime  # noqa: F401
 
     model = to_onnx(task.network, task.weights, task.batch).SerializeToString()
-    yield from onnxruntime_on(model, task.input, task.network.classes, task.threads)
+    shape = (task.batch, task.network.classes)
+    yield from onnxruntime_on(model, task.input, shape, task.threads)
 
 
 def torch(task: Task) -> Iterator[Contestant]:

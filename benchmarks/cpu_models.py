@@ -7,6 +7,11 @@ same images. Logits are compared with PyTorch's in float64. For a batch and a nu
 interleaved, one sample each per round, as in :mod:`benchmarks.cpu_peers`; a number is the median of its
 samples.
 A network may be the path of an ONNX file too: then its logits are compared with our reference in float64.
+``--networks strangers`` are 40 of timm, and ``--networks dense`` twelve for pixels and boxes. ``--models``
+keeps what PyTorch exported for these batches, so that a later run only measures:
+
+    python -m benchmarks.cpu_models --networks strangers --batch 1 --models DIR --export-only
+    python -m benchmarks.cpu_models --networks strangers --batch 1 --models DIR --threads 1 --dtype float32
 
 With ``--dtype int8`` ONNX Runtime quantizes the file (Q/DQ nodes, uint8 activations by int8 weights per
 channel), and all contestants read that one. Rates are compared with the peak of 8-bit multiply-adds, which is
@@ -15,6 +20,7 @@ measured in the same run.
 
 from __future__ import annotations
 
+import json
 import shutil
 import statistics
 import sys
@@ -33,6 +39,7 @@ from cnn_engine.errors import InputError, UnsupportedError
 from cnn_engine.graph import reference
 from cnn_engine.graph.model import Model
 from cnn_engine.graph.onnx import load
+from cnn_engine.io.files import write_text
 from cnn_engine.measure import environment
 from cnn_engine.operators.conv2d import Conv2d
 from cnn_engine.operators.linear import Linear
@@ -155,10 +162,14 @@ def _exported(name: str, options: Any, folder: Path) -> Exported:
         "spec": models.spec_of(name), "size": None, "exporters": ["torchscript"], "batches": batches,
         "folder": str(folder), "threads": thread_counts.default(),
     }  # fmt: skip
-    made = models.child("make", task, options.limit)
-    found = made if "reason" in made else made["exports"]["torchscript"]
-    if "reason" in found:
-        raise InputError(f"{name}: {found['reason']}")
+    kept = folder / "exported.json"
+    found = json.loads(kept.read_text()) if kept.exists() else {"files": {}}
+    if not {*map(str, batches)} <= {*found["files"]}:
+        made = models.child("make", task, options.limit)
+        found = made if "reason" in made else made["exports"]["torchscript"]
+        if "reason" in found:
+            raise InputError(f"{name}: {found['reason']}")
+        write_text(str(kept), json.dumps(found))
     with np.load(folder / "logits.npz") as arrays:
         images = {batch: arrays[images_name(batch)] for batch in batches}
         logits = {batch: arrays[logits_name(batch)] for batch in batches}
@@ -169,7 +180,7 @@ def ours(
     exported: Exported, batch: int, threads: int, dtypes: Sequence[str]
 ) -> Iterator[Contestant]:
     """Our engine, without its checks of arguments: its plans on arrays that stay."""
-    images, classes = exported.images[batch], exported.logits[batch].shape[1]
+    images, shape = exported.images[batch], exported.logits[batch].shape
     for dtype in dtypes:
         path, computes = (
             (exported.path, dtype) if dtype != INT8 else (exported.quantized, "float32")
@@ -180,7 +191,7 @@ def ours(
             print(f"left out: cnn_engine {dtype}: {error}", flush=True)
             continue
         plan = engine.plan(len(images), images.dtype)
-        out = np.empty((len(images), classes), np.float32)
+        out = np.empty(shape, np.float32)
         plan.bind(images.ctypes.data, out.ctypes.data)
 
         def run(plan=plan, engine=engine, images=images):
@@ -194,14 +205,14 @@ def contestants(
 ) -> list[Contestant]:
     """Returns who is installed; ``missing`` collects who is not, with the reason."""
     images, path = exported.images[batch], exported.path
-    classes = exported.logits[batch].shape[1]
+    shape = exported.logits[batch].shape
     found = [*ours(exported, batch, threads, dtypes)]
     floats, integers = [dtype for dtype in dtypes if dtype != INT8], exported.quantized
     for name, make_them in (
         ("OpenVINO", lambda: openvino_on(path, images, threads, floats)),
-        ("ONNX Runtime", lambda: onnxruntime_on(path, images, classes, threads) if floats else ()),
+        ("ONNX Runtime", lambda: onnxruntime_on(path, images, shape, threads) if floats else ()),
         ("OpenVINO", lambda: in_int8(openvino_on(integers, images, threads, ["float32"]))),
-        ("ONNX Runtime", lambda: in_int8(onnxruntime_on(integers, images, classes, threads))),
+        ("ONNX Runtime", lambda: in_int8(onnxruntime_on(integers, images, shape, threads))),
     )[: 4 if integers else 2]:
         if name in missing:
             continue
@@ -285,8 +296,9 @@ def parser() -> cli.ArgumentParser:
     """Returns the command's parser."""
     p = result_file.parser("cpu_models", __doc__, "json", "markdown", "chart")
     p.add_argument(
-        "--networks", type=lambda text: text.split(","), default=list(TARGETS), metavar="A,B",
-        help="names as benchmarks.models has them, or paths of .onnx files; default: those with a target",
+        "--networks", type=networks, default=list(TARGETS), metavar="A,B",
+        help="names and groups as benchmarks.models has them, dense (those of dense_networks), or paths of "
+        ".onnx files; default: those with a target",
     )  # fmt: skip
     p.add_argument(
         "--batch", nargs="+", type=cli.whole_number(1, 1024), default=[1, 8], metavar="N"
@@ -301,16 +313,34 @@ def parser() -> cli.ArgumentParser:
     p.add_argument(
         "--repeats", type=cli.whole_number(1, 1000), default=7, help="samples (default: 7)"
     )
+    p.add_argument("--models", metavar="FOLDER", help="keeps the exported networks there")
+    p.add_argument(
+        "--export-only", action="store_true", help="fills --models, and measures nothing"
+    )
     p.add_argument(
         "--limit", type=float, default=900, metavar="SECONDS", help="of an export; default: 900"
     )
     return p
 
 
+def networks(text: str) -> list[str]:
+    """Returns the networks that a comma-separated list of names, groups and files names."""
+    if "dense" not in text.split(","):
+        return models.networks(text)
+    from . import dense_networks  # which needs PyTorch
+
+    names = ",".join(dense_networks.NAMES)
+    return models.networks(",".join(names if n == "dense" else n for n in text.split(",")))
+
+
 @cli.command
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
     options = parser().parse_args(arguments)
+    if options.export_only and not options.models:
+        raise InputError(
+            "--export-only: expected --models, where the networks are kept, found none"
+        )
     found = result_file.ResultFile(
         "cpu_models", options, arguments, environment=describe_machine(), load=environment.host_load(),
         integer_instructions=_cpu.selected_integer_instructions(), left_out={}, rows=[], layers=[],
@@ -319,9 +349,19 @@ def main(arguments: list[str] | None = None) -> int:
     document, peaks = found.document, []
     with tempfile.TemporaryDirectory() as top:
         for name in options.networks:
-            folder = Path(top) / "network"
-            folder.mkdir()
-            exported = make(name, options, folder)
+            folder = Path(options.models or top) / name.rpartition(":")[2].replace("/", "-")
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                exported = make(name, options, folder)
+            except InputError as error:
+                if len(options.networks) == 1:
+                    raise
+                document["left_out"][name] = str(error)
+                print(f"left out: {error}", flush=True)
+                continue
+            if options.export_only:
+                print(f"exported: {name}", flush=True)
+                continue
             for threads in options.threads:
                 for batch in options.batch:
                     rows, *found_peaks = compete(
@@ -339,8 +379,9 @@ def main(arguments: list[str] | None = None) -> int:
                 document["memory"] = models.child("resident", task, options.limit, "resident")
                 print(memory_text(document))
             found.write(markdown, draw)
-            shutil.rmtree(folder)
-    return cli.DONE
+            if not options.models:
+                shutil.rmtree(folder)
+    return cli.DONE if not set(options.networks) & set(document["left_out"]) else cli.CHECK_FAILED
 
 
 def _show(rows: Sequence[Row]) -> None:

@@ -340,6 +340,7 @@ LAY_OUT_ON_CPU = Repeated(
         _pass(passes.channels_last, "the fastest convolutions read images [N, H, W, C]"),
         _pass(passes.convolve_matmuls, "matrix products over channels are 1x1 convolutions"),
         _pass(passes.convolve_rows, "matrix products of rows are 1x1 convolutions with epilogues"),
+        _pass(passes.linear_matmuls, "matrix products of [N, C] are linear layers, packed once"),
         _pass(passes.fold_constants_after, "constants of channels go into the weights"),
         _pass(passes.fuse_residuals, "a residual is added in the epilogue"),
         _pass(passes.pool_before_convolutions, "a 1x1 convolution of fewer pixels does less"),

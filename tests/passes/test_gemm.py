@@ -76,7 +76,7 @@ def test_what_follows_rows_that_others_read_stays():
 
 
 @pytest.mark.parametrize(
-    ("shape", "weight"), [((2, 3, 4), (2, 4, 5)), ((3, 4), (4, 5)), ((2, 3, 4), (4,))]
+    ("shape", "weight"), [((2, 3, 4), (2, 4, 5)), ((3, 4), (4,)), ((2, 3, 4), (4,))]
 )
 def test_products_of_other_ranks_stay(shape, weight):
     b = Builder(*shape)
@@ -84,6 +84,33 @@ def test_products_of_other_ranks_stay(shape, weight):
         b.graph(b.add(Matmul(), "x", b.constant(*weight))), lay_channels_last
     )  # fmt: skip
     assert kinds(after) == ["matmul"]
+
+
+def test_products_of_one_row_an_image_are_linear_layers():
+    b = Builder(3, 5)
+    y = b.add(Add(), b.constant(1, 7), b.add(Matmul(), "x", b.constant(5, 7)))
+    z = b.add(Matmul(), b.add(Relu(), y), b.constant(7, 4))
+    both = b.add(
+        Add(), z, b.add(Matmul(), y, b.constant(7, 4))
+    )  # y is read twice, and no sum is of constants
+    spread = b.add(Add(), both, b.constant(3, 4))  # a row of its own for each image
+    after = same(b.graph(spread), lay_channels_last)
+    assert sorted(kinds(after)) == ["add", "add", "linear", "linear", "linear", "relu"]
+    assert [len(node.inputs) for node in after.nodes if node.op.kind == "linear"] == [3, 2, 2]
+
+
+@pytest.mark.parametrize("images", [1, 3, 17])
+def test_an_engine_runs_products_of_one_row_an_image_as_linear_layers(rng, images):
+    b = Builder(images, 33)
+    wide = b.add(Add(), b.add(Matmul(), "x", b.constant(33, 51)), b.constant(51))
+    graph = as_float32(b.graph(b.add(Matmul(), b.add(Relu(), wide), b.constant(51, 7))))
+    x = rng.uniform(-1, 1, (images, 33)).astype(np.float32)
+    (wanted,) = reference(graph, {"x": x}).values()
+    with Engine(graph, device="cpu") as engine:
+        (found,) = engine.run({"x": x}).values()
+        ran = [step.kernel for step in engine.plan(images, np.float32).steps]
+    assert ran.count("blocked") == 2
+    tolerances.assert_close(found, wanted, 1e-5 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("shape", [(0, 7, 4), (2, 0, 4), (1, 1, 4), (2, 7, 4)])

@@ -33,7 +33,7 @@ from .fuse.regions import fuse_regions
 from .fuse.squeeze_excite import fuse_excite_scales, fuse_squeeze_excite
 from .layout.alignment import align_channels
 from .layout.channels_last import channels_last, mark_stem, set_compute_dtype
-from .layout.gemm import convolve_matmuls, convolve_rows, fold_constants_after
+from .layout.gemm import convolve_matmuls, convolve_rows, fold_constants_after, linear_matmuls
 from .quantize.lower_qdq import fold_dequantized, lower_qdq
 
 __all__ = [
@@ -70,6 +70,7 @@ __all__ = [
     "nest_concatenations",
     "order_filters",
     "order_weights",
+    "linear_matmuls",
     "lower_convolutions",
     "pool_before_convolutions",
     "recognise_activations",

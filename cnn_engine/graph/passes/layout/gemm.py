@@ -1,4 +1,6 @@
-"""Matrix products over channels, of images [N, H, W, C] and of rows [N, T, C], as 1x1 convolutions."""
+"""Matrix products with constants: of images [N, H, W, C] and rows [N, T, C] as 1x1 convolutions, of [N, C] as
+linear layers.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import numpy as np
 
 from ....operators.binary import Add, Mul
 from ....operators.channels_last import Conv2dNhwc
+from ....operators.linear import Linear
 from ....operators.matmul import Matmul
 from ....operators.shaping import Reshape
 from ...graph import Graph, Node
@@ -90,6 +93,34 @@ def convolve_rows(graph: Graph) -> Graph:
         )  # fmt: skip
         why = "it is part of a convolution of rows"
         rewrites.replace(gone, [conv, *views.values(), back], why, constants)
+    return rewrites.apply()
+
+
+def linear_matmuls(graph: Graph) -> Graph:
+    """Makes products of rows [N, C] with constants [C, K] linear layers, whose weights are packed once.
+
+    A constant row that is added becomes the bias.
+    """
+    rewrites, known = Rewrites(graph), {}
+    for node in graph.nodes:
+        weight = constant(graph, node, 1) if type(node.op) is Matmul else None
+        if weight is None or weight.ndim != 2 or not weight.size or weight.dtype.kind != "f":
+            continue
+        if len(graph.values[node.inputs[0]].shape) != 2 or not rewrites.free(node):
+            continue
+        name, turned = _turned(rewrites, node, known)
+        gone, names, constants = [node], [node.inputs[0], name], {name: turned[:, :, 0, 0]}
+        after = _next(graph, rewrites, gone)
+        if after is not None and type(after.op) is Add:
+            bias = _numbers(graph, after, node.outputs[0])
+            if bias is not None:
+                names.append(rewrites.fresh(f"{node.name}.bias"))
+                constants[names[-1]] = np.ascontiguousarray(bias, weight.dtype)
+                gone.append(after)
+        made = replace(
+            node, op=Linear(), inputs=tuple(names), outputs=gone[-1].outputs, covers=covering(*gone)
+        )
+        rewrites.replace(gone, [made], "it is part of a linear layer", constants)
     return rewrites.apply()
 
 
