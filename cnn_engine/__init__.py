@@ -6,9 +6,20 @@ from . import interrupts  # noqa: F401 - first: from here on, Ctrl-C ends our co
 
 # isort: split
 import importlib
+import importlib.util
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+try:
+    from . import _cpu  # noqa: F401 - before all else that needs it, so that the error is about it
+except ImportError:
+    if importlib.util.find_spec("cnn_engine._cpu") is not None:
+        raise
+    raise ImportError(
+        f"cnn_engine: expected compiled kernels for this Python in {Path(__file__).parent}, found none; "
+        "install the package first (in a clone: pip install -e .)"
+    ) from None
 
 from .errors import CnnEngineError, DeviceError, InputError, UnsupportedError
 from .graph.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax, Tanh

@@ -284,7 +284,7 @@ def main(arguments: list[str] | None = None) -> int:
     engine.close()
     result.phases.free_memory_s = perf_counter() - start
     if arguments is not None:
-        result.command = shlex.join(["python", "-m", "cnn_engine.run", *arguments])
+        result.command = shlex.join(["cnn-engine", "run", *arguments])
 
     if result.images_done:
         _save(probabilities, result, options)

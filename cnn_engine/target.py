@@ -95,6 +95,10 @@ class Target:
             self.memory_bandwidth, self.clock, *self.groups, *[0] * (MOST_GROUPS - len(self.groups)),
         )  # fmt: skip
 
+    def __str__(self) -> str:
+        """Returns what an error calls it: ``sm_80 (a100)``, or ``sm_80`` where that is its name."""
+        return self.name if self.name == self.architecture else f"{self.architecture} ({self.name})"
+
     @property
     def number(self) -> int:
         """Compute capability of a GPU times ten, such as 90; 0 of other devices."""
@@ -137,10 +141,10 @@ class Requires:
         """Returns the features that ``target`` lacks, or None where a kernel can run on it."""
         if self.architectures and target.architecture not in self.architectures:
             wanted = " or ".join(self.architectures)
-            return f"expected {wanted}, found {target.architecture} ({target.name})"
+            return f"expected {wanted}, found {target}"
         if lacks := self.features - target.features:
             wanted = ", ".join(sorted(lacks))
-            return f"expected {wanted}, found {target.architecture} ({target.name}) without"
+            return f"expected {wanted}, found {target} without"
         if lacks := self.features - target.features_of(self.folder):
             found = (target.built or {}).get(self.folder, "no code")
             return (

@@ -174,7 +174,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     run = _Run(subjects, batches, device, settings, folder, options.quiet)
     run.report.header = {
-        "command": shlex.join(["python", "-m", "cnn_engine.characterize", *words]),
+        "command": shlex.join(["cnn-engine", "characterize", *words]),
         **run.watch.stamp(),
         "environment": _environment(device),
         "options": {**vars(settings), **about},

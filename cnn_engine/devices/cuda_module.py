@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import re
 from types import ModuleType
 
@@ -17,14 +18,19 @@ def load() -> ModuleType:
     """Returns ``cnn_engine._cuda``.
 
     Raises:
-        UnsupportedError: this installation was built without the CUDA kernels.
+        UnsupportedError: this installation was built without the CUDA kernels, or they cannot be loaded.
     """
     try:
         from .. import _cuda
     except ImportError as error:
+        if importlib.util.find_spec("cnn_engine._cuda") is not None:
+            raise UnsupportedError(
+                f"device cuda: expected the CUDA kernels to load, found: {error}; install again (see "
+                "docs/how-to/install_gpu.md)"
+            ) from error
         raise UnsupportedError(
-            "device cuda: expected an installation with the CUDA kernels, found one built without them "
-            f"({error}); install again with nvcc on PATH (see docs/how-to/install_gpu.md)"
+            "device cuda: expected an installation with the CUDA kernels, found one built without them; "
+            "install again with nvcc on PATH (see docs/how-to/install_gpu.md)"
         ) from error
     return _cuda
 

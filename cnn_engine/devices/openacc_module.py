@@ -35,8 +35,8 @@ def load() -> ModuleType:
                 "package, or in a process of its own"
             ) from error
         raise UnsupportedError(
-            "device openacc: expected an installation with the OpenACC module, found one built without it "
-            f"({error}); install again with GCC or nvc++ (see docs/how-to/openacc.md)"
+            "device openacc: expected an installation with the OpenACC module, found one built without it; "
+            "install again with GCC or nvc++ (see docs/how-to/openacc.md)"
         ) from error
     return _openacc
 

@@ -34,7 +34,6 @@ from .watchdog import Watchdog
 
 INFER, TRAIN = "infer", "train"
 MOST_RANKS = 65_536
-MODULE = "cnn_engine.ensemble"
 
 #: Options that are of training alone.
 _TRAINING = ("data_parallel", "checkpoint_every", "resume", "learning_rate", "weight_decay")
@@ -43,7 +42,7 @@ _TRAINING = ("data_parallel", "checkpoint_every", "resume", "learning_rate", "we
 def parser() -> argparse.ArgumentParser:
     """Returns the command's parser."""
     p = cli.ArgumentParser(
-        prog=f"[mpirun -n R] python -m {MODULE}",
+        prog="[mpirun -n R] cnn-engine ensemble",
         description="Reads and decodes images once, and feeds them to many networks: over MPI, each rank "
         "being a process; without mpirun, in one process.",
         epilog="exit codes: 0 done; 1 a rank died, hangs or failed in a way of its own; 2 the input is at "
@@ -179,7 +178,9 @@ def main(arguments: list[str] | None = None) -> int:
     transported = transport()
     watching = Watchdog(transported, options.stall, options.start_timeout)
     words = sys.argv[1:] if arguments is None else arguments
-    session = _Session(options, shlex.join(["python", "-m", MODULE, *words]), transported, watching)
+    session = _Session(
+        options, shlex.join(["cnn-engine", "ensemble", *words]), transported, watching
+    )
     try:
         session.prepare()
         session.run()

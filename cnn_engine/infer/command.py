@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
         return estimate.main(options)
     check_options(options)
     words = sys.argv[1:] if arguments is None else arguments
-    command = shlex.join(["python", "-m", "cnn_engine.infer", *words])
+    command = shlex.join(["cnn-engine", "infer", *words])
     with ExitStack() as stack:
         return _Run(options, command, stack).run()
 

@@ -316,7 +316,7 @@ def _ranked(
         name, op, device.name, batch, thread_counts.check(options.threads, "--threads"),
         options.calls, options.rounds, sum(case.graph.cost_of(case.node).flops for case in cases),
         [case.label for case in cases], entries, environment.describe(device),
-        shlex.join(["python", "-m", "cnn_engine.kernel", *options.words]), complete=False,
+        shlex.join(["cnn-engine", "kernel", *options.words]), complete=False,
     )  # fmt: skip
 
     def kept(entries: list[rank.Entry]) -> None:

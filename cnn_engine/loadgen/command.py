@@ -33,7 +33,7 @@ SHARE = 0.5
 def parser() -> cli.ArgumentParser:
     """Returns the command's parser."""
     p = cli.ArgumentParser(
-        prog="python -m cnn_engine.loadgen",
+        prog="cnn-engine loadgen",
         description="Measures a network with LoadGen, the load generator of MLPerf Inference: it issues the "
         "queries, keeps the times and judges the run. Other libraries run the same file in the same process. "
         "LoadGen's own logs are kept.",

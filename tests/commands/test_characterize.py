@@ -86,7 +86,7 @@ def test_two_variants_on_the_cpu(tmp_path, capsys, monkeypatch):
 
     document = json.loads((folder / "characterize.json").read_text())
     assert document["schema"] == 1
-    assert document["command"].startswith("python -m cnn_engine.characterize --device cpu")
+    assert document["command"].startswith("cnn-engine characterize --device cpu")
     assert document["interrupted"] is False
     assert document["environment"]["cpu"]
     assert document["environment"]["versions"]["psutil"]

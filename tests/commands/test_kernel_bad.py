@@ -90,7 +90,7 @@ def test_board_of_bad_kernels(tmp_path):
     for entry in found["entries"][:3]:
         assert entry["seconds"]["low"] <= entry["seconds"]["value"] <= entry["seconds"]["high"]
         assert set(entry["nodes"]) == {"conv1", "conv2"}
-    assert found["command"].startswith(f"python -m cnn_engine.kernel rank {right} ")
+    assert found["command"].startswith(f"cnn-engine kernel rank {right} ")
     html = page.read_text()
     assert "infinite_loop.cpp" in html
     assert "<script" not in html

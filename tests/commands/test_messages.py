@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 import cnn_engine
@@ -99,3 +102,27 @@ def test_choices_and_what_is_required_say_what_was_expected(capsys):
     )
     assert command.main(["quantize", "x.onnx"]) == 2
     assert capsys.readouterr().err == "error: expected --output, found none\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "found"),
+    [
+        (
+            "_cpu",
+            "import cnn_engine",
+            "found none; install the package first (in a clone: pip install -e .)",
+        ),
+        (
+            "_cuda",
+            "import cnn_engine; cnn_engine.Engine('cifar10', device='cuda')",
+            "found one built without them; install again with nvcc on PATH",
+        ),
+    ],
+)
+def test_an_installation_without_a_module(module, code, found):
+    """Python's own words, such as "most likely due to a circular import", would mislead."""
+    words = [sys.executable, "-c", f"import sys; sys.modules['cnn_engine.{module}'] = None; {code}"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert found in done.stderr.splitlines()[-1]
+    assert "circular" not in done.stderr.splitlines()[-1]

@@ -108,7 +108,7 @@ def test_every_output(tmp_path, capsys):
     assert run.main([*SMALL, *options, f"--save-probabilities={paths['npy']}"]) == 0
     assert "CNN for 6 images" in capsys.readouterr().out
     document = json.loads(paths["json"].read_text())
-    assert document["command"].startswith("python -m cnn_engine.run --device cpu")
+    assert document["command"].startswith("cnn-engine run --device cpu")
     rows = list(csv.reader(io.StringIO(paths["csv"].read_text())))
     assert any("conv1" in row for row in rows)
     assert json.loads(paths["trace"].read_text())["traceEvents"]

@@ -27,7 +27,7 @@ def made(samples=None, *, seed=0, **changes) -> Result:
         for name, kind in (("conv1", "conv"), ("fc", "fc"))
     ]
     values = {
-        "command": "python -m cnn_engine.run", "network": "small", "weights": "default",
+        "command": "cnn-engine run", "network": "small", "weights": "default",
         "environment": {"host": "here", "versions": {"numpy": "2.0"}, "commit": "abc", "warnings": []},
         "dataset": {"name": "synthetic", "source": "synthetic", "images": batch * calls},
         "device": "cpu", "device_name": "CPU", "variant": "pad", "variant_reason": None,

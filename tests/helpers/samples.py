@@ -40,7 +40,7 @@ HOSTILE = "<script>alert(1)</script>&\"'\x1b[31m\n\udc80,=1+1 http://evil.exampl
 def make(**changes) -> Result:
     """Returns the result of a CPU run, with ``changes``."""
     values = {
-        "command": "python -m cnn_engine.run --batch 2",
+        "command": "cnn-engine run --batch 2",
         "environment": {
             "host": "somewhere",
             "cpu": "A CPU",

@@ -1,4 +1,4 @@
-// What a kernel of your own is called with: one struct an operator, passed by value, the same for
+// What a kernel of your own is called with: one struct per operator, passed by value, the same for
 // CUDA and C++. All tensors are float32, row-major ("NCHW": the last dimension runs fastest), and
 // none overlaps another. The members are also the names that the lines `launch:`, `call:`,
 // `workspace:` and `requires:` of a kernel file may use.
@@ -7,8 +7,8 @@
 #define CNN_ENGINE_KERNEL_H 1
 
 // conv2d: y[n,f,i,j] = bias[f] + sum over q,u,v of weight[f,q,u,v] *
-//     x[n, g*(c/groups) + q, i*stride_h + u*dilation_h - pad_top, j*stride_w + v*dilation_w -
-// pad_left]
+//     x[n, g*(c/groups) + q,
+//       i*stride_h + u*dilation_h - pad_top, j*stride_w + v*dilation_w - pad_left]
 // with g = f / (k/groups); x is 0 outside the image. One group: channel q is all there is to it.
 // x [n,c,h,w], weight [k, c/groups, r, s], bias [k] or null, y [n,k,out_h,out_w].
 struct Conv2d {
@@ -43,9 +43,9 @@ struct Pad2d {
   int pad_top, pad_left, pad_bottom, pad_right;
 };
 
-// max_pool2d, average_pool2d: y[n,c,i,j] = the maximum, or the mean, over window taps r, s of
+// max_pool2d, average_pool2d: y[n,c,i,j] = the maximum, or the mean, over the window r, s of
 //   x[n, c, i*stride_h + r*dilation_h - pad_top, j*stride_w + s*dilation_w - pad_left].
-// Places outside the image do not take part in a maximum (NaN wins); in a mean they are 0, and
+// Positions outside the image do not take part in a maximum (NaN wins); in a mean they are 0, and
 // count_padding says whether the divisor counts them. x [n,c,h,w], y [n,c,out_h,out_w].
 struct Pool2d {
   int n, c, h, w;
