@@ -20,6 +20,9 @@ from . import Buffer, arrays, cuda_module
 #: they stay in the processor's caches.
 READERS, READ_PIECE = 8, 4 << 20
 
+#: The host, where pages of managed memory are moved to: cudaCpuDeviceId.
+HOST = -1
+
 #: What CUDA graphs use, by the number that they hold in its stead, and the device that it is of.
 _IN_GRAPHS: dict[int, tuple[CudaDevice, Any]] = {}
 _numbers = itertools.count()
@@ -131,6 +134,11 @@ class CudaDevice:
         with self.context:
             pointer = self._cupy.cuda.malloc_managed(max(nbytes, 1))
         return Buffer(pointer.ptr, nbytes, pointer)
+
+    def prefetch(self, address: int, nbytes: int, to_host: bool) -> None:
+        """Queues the move of pages of managed memory to the device, or to the host."""
+        to = HOST if to_host else self.index
+        self._runtime.memPrefetchAsync(address, nbytes, to, self.stream_handle)
 
     def empty_pinned(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """Returns a NumPy array in page-locked memory, which the GPU copies without staging."""
@@ -335,18 +343,18 @@ class CudaDevice:
         """Occupies the stream for about ``seconds``."""
         self.kernels.delay(int(seconds * 1e9), self.stream_handle)
 
-    def check_managed(self, nbytes: int) -> None:
+    def check_managed(self, nbytes: int, option: str = "data_mode managed") -> None:
         """Raises UnsupportedError where ``nbytes`` of managed memory are too much, or cannot be had.
 
         The limit is a quarter of the card's free memory: past what is free, the driver moves pages to and
         fro without end and the whole card can stall.
         """
         if not self.properties["managed_memory"]:
-            raise UnsupportedError(f"data_mode managed: {self.model} has no managed memory")
+            raise UnsupportedError(f"{option}: {self.model} has no managed memory")
         free = self.free_memory()
         if nbytes > free // 4:
             raise expected(
-                "data_mode managed",
+                option,
                 f"at most a quarter of the card's free memory ({free // 4 / 2**20:.0f} MiB)",
                 f"{nbytes / 2**20:.0f} MiB; use a smaller batch",
             )

@@ -66,7 +66,8 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     p.add_argument(
         "--memory", choices=("peer", *subjects.MEMORIES, "both"),
-        help="of the host: pageable (default), pinned (page-locked), or both; of d2d: peer (none: from "
+        help="of the host: pageable (default), pinned (page-locked), or both; graph: pinned, the copy "
+        "launched as a CUDA graph; managed: of host and GPU, its pages prefetched; of d2d: peer (none: from "
         "GPU to GPU), pinned, or both (default)",
     )  # fmt: skip
     p.add_argument("--peer", metavar="cuda:N", help="the GPU that d2d copies to")
@@ -171,7 +172,7 @@ def _modes(options: argparse.Namespace, dtype: str) -> list[Mode]:
     return [
         Mode(direction, one, dtype)
         for direction in _each(options.direction, subjects.DIRECTIONS)
-        for one in _each(memory, known)
+        for one in _each(memory, known[:2])
     ]
 
 
@@ -370,7 +371,10 @@ def _weights_missing(
     """Returns the modes in which the weights are to be moved."""
     if subject.parameters is None:
         return []
-    towards = (mode for mode in settings.modes if mode.direction == "h2d")
+    towards = (
+        mode for mode in settings.modes
+        if mode.direction == "h2d" and mode.memory in subjects.COPIED
+    )  # fmt: skip
     return [mode for mode in towards if fresh or not raw.weights_path(mode).exists()]
 
 

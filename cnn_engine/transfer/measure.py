@@ -16,7 +16,7 @@ arrived is compared with them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,8 +31,10 @@ from ..measure.cupti.activity_records import covered
 from ..measure.meters import empty_pair_s
 from ..measure.profile_tables import EVENTS, RECORDS
 from ..report import units
+from . import copies as ways
+from .copies import Copy
 from .files import RawNetwork, Samples
-from .subjects import BETWEEN, Mode, Subject
+from .subjects import BETWEEN, GRAPH, MANAGED, Mode, Subject
 
 PEAK_BYTES = 256 * 2**20
 PEAK_COPIES = 20
@@ -93,15 +95,16 @@ class Bench:
     Args:
         device: a :class:`cnn_engine.devices.cuda.CudaDevice`.
         largest: bytes of the largest copy.
-        pinned: whether page-locked memory is needed.
+        memories: of the modes in which it copies.
         peer: the device that ``d2d`` copies to.
 
     Raises:
         InputError: the host or a device has too little memory.
+        UnsupportedError: the device has no managed memory that could be prefetched.
     """
 
     def __init__(
-        self, device: Any, largest: int, pinned: bool, seed: int, peer: Any = None
+        self, device: Any, largest: int, memories: Collection[str], seed: int, peer: Any = None
     ) -> None:
         check_memory(device, largest)
         self.device = device
@@ -113,12 +116,17 @@ class Bench:
         self._block = self.generator.integers(0, 256, BLOCK_BYTES, np.uint8)
         self._remote = device.allocate(largest)
         # One allocation: page-locking costs far more than the copies, and a part of it is like any other.
-        self._pinned = device.empty_pinned((largest,), np.uint8) if pinned else None
+        self._kept: dict[str, np.ndarray] = {}
+        if any(_is_pinned(memory) for memory in memories):
+            self._kept["pinned"] = device.empty_pinned((largest,), np.uint8)
+        if MANAGED in memories:
+            self._kept[MANAGED], self._managed = ways.managed_array(device, largest)
 
     def host_array(self, nbytes: int, memory: str) -> np.ndarray:
         """Returns host memory with contents that no array had before, every page touched."""
+        kept = self._kept.get("pinned" if _is_pinned(memory) else memory)
         # Pageable memory is NumPy's, as a caller's: small from the heap, large from fresh pages.
-        array = self._pinned[:nbytes] if memory == "pinned" else np.empty(nbytes, np.uint8)
+        array = np.empty(nbytes, np.uint8) if kept is None else kept[:nbytes]
         start = int(self.generator.integers(BLOCK_BYTES))
         rolled = np.roll(self._block, start)
         for first in range(0, nbytes, BLOCK_BYTES):
@@ -162,26 +170,30 @@ class Bench:
             event_times(self.device, copy, copies, into.device)
 
     @contextmanager
-    def _copying(self, mode: Mode, nbytes: int, warmup: int) -> Iterator[Callable[[], None]]:
+    def _copying(self, mode: Mode, nbytes: int, warmup: int) -> Iterator[Copy]:
         """Makes contents, gives a warmed-up copy of them, and compares what has arrived."""
         device, remote = self.device, self._remote.address
         local = self.host_array(nbytes, mode.memory)
         address = local.__array_interface__["data"][0]
-        copy: Callable[[], None]
-        if mode.direction == "h2d":
-            sent = local
-            copy = partial(device.copy_h2d, remote, address, nbytes)
+        if mode.memory == MANAGED:
+            sent, remote = local.copy(), address
+            copy = ways.of_pages(device, mode, address, nbytes)
         else:
-            sent = self.host_array(nbytes, "pageable")
-            device.copy_h2d(remote, sent.__array_interface__["data"][0], nbytes)
-            device.synchronize()
-            copy = partial(device.copy_d2h, address, remote, nbytes)
-        if mode.direction == BETWEEN:
-            copy = partial(self._to_peer, address if mode.memory == "pinned" else None, nbytes)
+            sent = local
+            if mode.direction != "h2d":
+                sent = self.host_array(nbytes, "pageable")
+                device.copy_h2d(remote, sent.__array_interface__["data"][0], nbytes)
+                device.synchronize()
+            if mode.direction == BETWEEN:
+                through = address if mode.memory == "pinned" else None
+                copy = Copy(partial(self._to_peer, through, nbytes))
+            else:
+                copy = ways.of_device(device, mode, remote, address, nbytes)
 
         try:
             for _ in range(warmup):
-                copy()
+                copy.before()
+                copy.run()
                 device.synchronize()
             yield copy
             arrived = local
@@ -219,16 +231,21 @@ def _page_locked(mode: Mode) -> Mode:
     return mode if mode.direction == BETWEEN else Mode(mode.direction, "pinned", mode.dtype)
 
 
-def wall_times(device: Any, copy: Callable[[], None], copies: int, into: list[float]) -> None:
+def _is_pinned(memory: str) -> bool:
+    return memory in ("pinned", GRAPH)
+
+
+def wall_times(device: Any, copy: Copy, copies: int, into: list[float]) -> None:
     """Adds the seconds of host time of each of ``copies`` calls, each complete before the next."""
     for _ in range(copies):
+        copy.before()
         begin = perf_counter()
-        copy()
+        copy.run()
         device.synchronize()
         into.append(round(perf_counter() - begin, 9))
 
 
-def recorded_times(device: Any, copy: Callable[[], None], copies: int, into: list[float]) -> None:
+def recorded_times(device: Any, copy: Copy, copies: int, into: list[float]) -> None:
     """Adds the seconds in which the device copied, for each of ``copies`` calls, by activity records.
 
     Raises:
@@ -237,7 +254,7 @@ def recorded_times(device: Any, copy: Callable[[], None], copies: int, into: lis
     with activity.record() as trace:
         for index in range(copies):
             trace.push(index)
-            copy()
+            copy.run()
             trace.pop()
             device.synchronize()
     spans: list[list[tuple[float, float]]] = [[] for _ in range(copies)]
@@ -249,14 +266,14 @@ def recorded_times(device: Any, copy: Callable[[], None], copies: int, into: lis
     into += [round(covered(found), 9) for found in spans]
 
 
-def event_times(device: Any, copy: Callable[[], None], copies: int, into: list[float]) -> None:
+def event_times(device: Any, copy: Copy, copies: int, into: list[float]) -> None:
     """Adds the seconds between events around each of ``copies`` calls, less the time of a pair of events."""
     empty_s = empty_pair_s(device)
     start, end = device.event(), device.event()
     for _ in range(copies):
         device.delay(DELAY_S)
         start.record(device.stream)
-        copy()
+        copy.run()
         end.record(device.stream)
         device.synchronize()
         into.append(round(max(device.elapsed_s(start, end) - empty_s, 1e-9), 9))
@@ -279,7 +296,11 @@ def measure(
     groups = plan(raw, settings)
     if groups:
         bench = Bench(
-            device, _largest(groups, subject), _any_pinned(groups), settings.seed, settings.peer
+            device,
+            _largest(groups, subject),
+            {group.mode.memory for group in groups},
+            settings.seed,
+            settings.peer,
         )
         _measure(bench.time, groups, subject, raw, settings, progress)
 
@@ -298,7 +319,7 @@ def measure_device(
     groups = plan_device(raw, settings)
     if not groups:
         return
-    bench = Bench(device, _largest(groups, subject), True, settings.seed)
+    bench = Bench(device, _largest(groups, subject), ("pinned",), settings.seed)
     if activity.unavailable() is None:
         try:
             _measure(bench.time_recorded, groups, subject, raw, settings, progress)
@@ -315,10 +336,6 @@ def device_source() -> str:
 
 def _largest(groups: list[Group], subject: Subject) -> int:
     return max(group.batch * subject.image_bytes(group.mode.dtype) for group in groups)
-
-
-def _any_pinned(groups: list[Group]) -> bool:
-    return any(group.mode.memory == "pinned" for group in groups)
 
 
 def _measure(
@@ -358,10 +375,13 @@ def plan(raw: RawNetwork, settings: Settings) -> list[Group]:
 def plan_device(raw: RawNetwork, settings: Settings) -> list[Group]:
     """Returns the groups of copies whose device times are missing, in the order in which they are timed.
 
-    Copies between devices have none: no clock of one of them spans both.
+    Copies between devices have none: no clock of one of them spans both. Nor have prefetched pages, which
+    no record of a copy tells of.
     """
     wanted = -(-settings.repeats // WALL_PER_DEVICE)
-    of_one = tuple(mode for mode in settings.modes if mode.direction != BETWEEN)
+    of_one = tuple(
+        mode for mode in settings.modes if mode.direction != BETWEEN and mode.memory != MANAGED
+    )
     return _in_rounds(
         replace(settings, modes=of_one), wanted, lambda *key: len(raw.samples(*key).device)
     )
@@ -416,7 +436,7 @@ def weights_times(
 
     times: list[float] = []
     try:
-        wall_times(device, copy, copies, times)
+        wall_times(device, Copy(copy), copies, times)
     finally:
         device.synchronize()
     return times
@@ -428,7 +448,7 @@ def peak_times(device: Any, direction: str, peer: Any = None) -> list[float]:
     They use page-locked memory, between devices none of the host's. By events, as they are taken before the
     wall times; they are long enough.
     """
-    bench = Bench(device, PEAK_BYTES, pinned=True, seed=0, peer=peer)
+    bench = Bench(device, PEAK_BYTES, ("pinned",), seed=0, peer=peer)
     samples = Samples()
     mode = Mode(direction, "peer" if direction == BETWEEN else "pinned")
     bench.time_by_events(mode, PEAK_BYTES, PEAK_COPIES, PEAK_COPIES, samples)

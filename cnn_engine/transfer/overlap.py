@@ -23,7 +23,7 @@ from ..io.files import read_json, write_text
 from ..report import layout, units
 from . import analysis
 from .files import is_number
-from .subjects import Mode, Subject
+from .subjects import COPIED, Mode, Subject
 
 COPY_IN, COMPUTE, COPY_OUT = STAGES = ("copy in", "compute", "copy out")
 
@@ -218,8 +218,8 @@ def _copies(
         return tuple(given), f"given: {text}, latency {units.seconds(latency)}"
     if options.copy_latency is not None:
         raise expected("--copy-latency", "--bandwidth with it", "none")
-    if options.memory == "both":
-        raise expected("--memory", "pageable or pinned with --plan", "both")
+    if options.memory not in (None, *COPIED):
+        raise expected("--memory", "pageable or pinned with --plan", options.memory)
     memory = options.memory or "pinned"
 
     def measured(direction: str, nbytes: int) -> Times:

@@ -17,7 +17,10 @@ from ..graph.form import form_of
 
 #: Between host and device, and what memory of the host's takes part.
 DIRECTIONS = ("h2d", "d2h")
-MEMORIES = ("pageable", "pinned")
+COPIED = ("pageable", "pinned")
+#: Page-locked memory whose copy is a CUDA graph, and memory of host and device whose pages are prefetched.
+GRAPH, MANAGED = "graph", "managed"
+MEMORIES = (*COPIED, GRAPH, MANAGED)
 #: From a device to another, and the ways: past the host, or through its page-locked memory.
 BETWEEN = "d2d"
 WAYS = ("peer", "pinned")
@@ -34,8 +37,9 @@ class Mode:
 
     Attributes:
         direction: ``"h2d"``, host to device, ``"d2h"``, or ``"d2d"``, to another device.
-        memory: the host's: ``"pageable"`` (what NumPy allocates) or ``"pinned"`` (page-locked); of ``d2d``
-            also ``"peer"``: none.
+        memory: the host's: ``"pageable"`` (what NumPy allocates) or ``"pinned"`` (page-locked); ``"graph"``
+            (page-locked, the copy launched as a CUDA graph); ``"managed"`` (of both, its pages prefetched);
+            of ``d2d`` ``"pinned"`` or ``"peer"``: none.
         dtype: of the images, ``"uint8"`` or ``"float32"``.
     """
 

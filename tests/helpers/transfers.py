@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from cnn_engine.devices import Buffer
+from cnn_engine.devices.cuda import CudaDevice
 from cnn_engine.transfer import files, main
 from cnn_engine.transfer.subjects import Mode
 
@@ -62,6 +63,8 @@ class FakeDevice:
         event_s: what an event takes.
         interrupt_after: copies after which the next raises KeyboardInterrupt; None: never.
         reaches_others: whether copies to other devices go past the host.
+        pages_on_device: whether managed memory was prefetched to the device last.
+        captured: copies that are nodes of graphs.
     """
 
     kind, name, note, model = "cuda", "cuda:0", None, "Fake GPU/1 (test)"
@@ -76,6 +79,10 @@ class FakeDevice:
         self.event_s = 0.0
         self.interrupt_after: int | None = None
         self.reaches_others = True
+        self.pages_on_device = False
+        self.captured = 0
+        self.properties = {"managed_memory": True, "concurrent_managed_access": True}
+        self.stream_handle = 7
         self.free = 2**34
         self.context = nullcontext()
         self.kernels = SimpleNamespace(
@@ -95,13 +102,38 @@ class FakeDevice:
     def empty_pinned(self, shape: tuple[int, ...], dtype: object) -> np.ndarray:
         return np.empty(shape, dtype)
 
-    def copy_h2d(self, to: int, source: int, nbytes: int) -> None:
+    def check_managed(self, nbytes: int, option: str) -> None:
+        CudaDevice.check_managed(self, nbytes, option)
+
+    allocate_managed = allocate
+
+    def prefetch(self, address: int, nbytes: int, to_host: bool) -> None:
+        if to_host != self.pages_on_device:
+            return  # they are there
+        self._copy(address, address, nbytes, "d2h" if to_host else "h2d")
+        self.pages_on_device = not to_host
+        if self.corrupts and not to_host:
+            self._corrupt(address, nbytes)
+
+    def capture(self, run: Callable[[int], None]) -> tuple[Callable[[int], None], list[int]]:
+        self.captured += 1
+
+        def launch(stream: int) -> None:
+            assert stream == self.stream_handle
+            run(11)
+
+        return launch, [self.stream_handle]
+
+    def copy_h2d(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
         self._copy(to, source, nbytes, "h2d")
         if self.corrupts:
-            ctypes.memset(to + nbytes // 2, 255 - ctypes.string_at(to + nbytes // 2, 1)[0], 1)
+            self._corrupt(to, nbytes)
 
-    def copy_d2h(self, to: int, source: int, nbytes: int) -> None:
+    def copy_d2h(self, to: int, source: int, nbytes: int, stream: int | None = None) -> None:
         self._copy(to, source, nbytes, "d2h")
+
+    def _corrupt(self, to: int, nbytes: int) -> None:
+        ctypes.memset(to + nbytes // 2, 255 - ctypes.string_at(to + nbytes // 2, 1)[0], 1)
 
     def reaches(self, other: FakeDevice) -> bool:
         return self.reaches_others

@@ -125,6 +125,68 @@ def test_a_models_images_and_weights(device, tmp_path, capsys):
         assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("memory", ["managed", "graph"])
+def test_prefetched_pages_and_copies_in_graphs(device, tmp_path, capsys, memory):
+    """What moves pages back before a prefetch is not timed, and a launched copy takes what a copy does."""
+    arguments = ["--network", "cifar10", "--batch", "1-9", "--repeats", 8, "--output", tmp_path]
+    assert run(*arguments, "--direction", "both", "--memory", memory, "--predict", 5) == 0
+    predicted = [float(line.split()[0]) for line in capsys.readouterr().out.splitlines()[-2:]]
+    assert predicted == pytest.approx([float(two_pieces(5))] * 2, rel=1e-3)
+    network = tmp_path / "raw_data" / GPU / "transfer" / "cifar10"
+    for direction in ("h2d", "d2h"):
+        for batch in (1, 9):
+            folder, suffix = network / str(batch), f"_{direction}_{memory}"
+            times = files.read_times(folder / f"data_transfer_time{suffix}.txt")
+            assert times == pytest.approx([float(two_pieces(batch))] * 8, abs=1e-9)
+            # A prefetch is no copy that a record or an event could tell of.
+            there = (folder / f"device_transfer_time{suffix}.txt").exists()
+            assert there == (memory == "graph")
+        found = document(tmp_path / GPU / "cifar10" / f"regression_{direction}_{memory}.json")
+        assert found["memory"] == memory
+        assert found["weights"] is None
+    assert (device.captured > 0) == (memory == "graph")
+    moved = [direction for nbytes, direction in device.copies if nbytes == 9 * 3072]
+    if memory == "managed":  # as many moves back
+        assert min(moved.count("h2d"), moved.count("d2h")) >= 2 * 8
+    device.corrupts = True
+    with pytest.raises(measure.TransferMismatch, match=rf"\(h2d, {memory}, uint8, 3.072 kB\)"):
+        Bench(device, 3072, (memory,), seed=0).time(
+            Mode("h2d", memory), 3072, 1, 0, files.Samples()
+        )
+
+
+def test_pages_that_cannot_be_prefetched_are_refused(device, tmp_path, capsys):
+    arguments = ["--shape", "3,8,8", "--batch", "1-4", "--memory", "managed", "--output", tmp_path]
+    device.properties["concurrent_managed_access"] = False
+    assert run(*arguments) == 2
+    assert "--memory managed: expected a GPU whose pages can be prefetched" in error_line(capsys)
+    device.properties["managed_memory"] = False
+    assert run(*arguments) == 2
+    assert "--memory managed: Fake GPU/1 (test) has no managed memory" in error_line(capsys)
+    device.properties |= {"managed_memory": True, "concurrent_managed_access": True}
+    device.free = 4 * 2**20
+    assert run(*arguments, "--batch", 2**20 // 192 + 1) == 2
+    assert "--memory managed: expected at most a quarter" in error_line(capsys)
+    assert run("--shape", "3,8,8", "--direction", "d2d", "--memory", "graph") == 2
+    assert "--memory: expected peer, pinned or both with --direction d2d" in error_line(capsys)
+    assert run("--shape", "3,8,8", "--plan", "100", "--output-bytes", 4, "--memory", "managed") == 2
+    assert "--memory: expected pageable or pinned with --plan, found managed" in error_line(capsys)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("memory", ["managed", "graph"])
+@pytest.mark.parametrize("direction", ["h2d", "d2h"])
+def test_prefetches_and_graphs_move_bytes(memory, direction):
+    """On a GPU: 8 MiB arrive as they were, in times that such a bus can have."""
+    device = devices.select("cuda")
+    samples = files.Samples()
+    with device.context:
+        bench = Bench(device, 2**23, (memory,), seed=0)
+        bench.time(Mode(direction, memory), 2**23, 5, 2, samples)
+    assert len(samples.wall) == 5
+    assert 2**23 / 1e12 < min(samples.wall) < 1.0
+
+
 def test_what_exists_is_not_measured_again(device, tmp_path):
     arguments = ["--shape", "3,32,32", "--no-plot", "--quiet", "--output", tmp_path]
     assert run(*arguments, "--batch", "1-8", "--repeats", 4) == 0
@@ -329,7 +391,7 @@ def test_a_drift_of_the_device_does_not_look_like_a_slope(device, tmp_path):
 
 
 def test_contents_are_fresh_for_every_group(device):
-    bench = Bench(device, 3_000_000, pinned=True, seed=0)
+    bench = Bench(device, 3_000_000, ("pinned",), seed=0)
     arrays = [bench.host_array(3_000_000, memory).copy() for memory in ("pageable", "pinned") * 3]
     for index, array in enumerate(arrays):
         assert len(np.unique(array[:10_000])) == 256
@@ -391,7 +453,7 @@ def test_what_another_gpu_has_not_got_is_told(device, peer, tmp_path, capsys, mo
         (["--direction", "d2d", "--peer", "cuda:0"], "--peer: expected another GPU than"),
         (["--direction", "d2d", "--peer", "cpu"], "--peer: expected cuda or cuda:N"),
         (["--direction", "d2d", "--memory", "pageable"], "--memory: expected peer, pinned or both"),
-        (["--memory", "peer"], "--memory: expected pageable, pinned or both"),
+        (["--memory", "peer"], "--memory: expected pageable, pinned, graph, managed or both"),
         (["--direction", "d2d", "--peer", "cuda:1"], "--memory peer: expected GPUs that reach"),
     ],
 )
@@ -460,7 +522,7 @@ def test_a_copy_of_known_size_takes_as_long_as_its_bytes_need(memory):
     device = devices.select("cuda")
     with device.context:
         peak = measure.PEAK_BYTES / min(measure.peak_times(device, "h2d"))
-        bench = Bench(device, 2**25, pinned=True, seed=0)
+        bench = Bench(device, 2**25, ("pinned",), seed=0)
         samples = files.Samples()
         bench.time(Mode("h2d", memory), 2**25, 40, 3, samples)
         time = bench.time_by_events if activity.unavailable() else bench.time_recorded
