@@ -376,10 +376,10 @@ class Plans:
         key = "host", batch, pixels, pinned, wanted
         return self.pool.run(key, partial(self._build, key), *addresses)
 
-    def run_at(self, addresses: Sequence[int], batch: int | Sizes, pixels: bool) -> None:
-        """Runs one pass over pageable memory of the host: all inputs, then all outputs."""
+    def run_at(self, addresses: Sequence[int], batch: int | Sizes, pixels: bool) -> Shelf:
+        """Runs one pass over pageable memory of the host: all inputs, then all outputs; returns its shelf."""
         key = "host", batch, pixels, (False, False), None
-        self.pool.run(key, partial(self._build, key), *addresses)
+        return self.pool.run(key, partial(self._build, key), *addresses)
 
     def shapes(self, batch: int | Sizes, pixels: bool) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of all outputs of a pass over ``batch`` images, or of these sizes."""

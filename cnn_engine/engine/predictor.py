@@ -266,18 +266,21 @@ class Predictor:
         names = rooms if outputs is None else outputs
         return {n: given[n] if n in given else rooms[n].array for n in names}
 
-    def run_sized(self, inputs: Sequence[np.ndarray], sizes: Sizes) -> dict[str, np.ndarray]:
-        """Returns every output by name, of a pass that has sizes beyond the shapes of its inputs.
+    def output_arrays(self, sizes: Sizes) -> list[tuple[str, tuple[int, ...], np.dtype]]:
+        """Returns the name, shape and type of every output of :meth:`run_sized`."""
+        shapes = self._plans.shapes(
+            sizes if sizes.numbers else self.form.batch, self.form.reads_pixels
+        )
+        return [(v.name, shapes[v.name], np.dtype(v.dtype)) for v in self.form.outputs]
+
+    def run_sized(self, addresses: Sequence[int], sizes: Sizes) -> Shelf:
+        """Runs a pass that has sizes beyond the shapes of its inputs; returns its shelf.
 
         Args:
-            inputs: in the network's order, C-contiguous, of their types and shapes.
+            addresses: of all inputs, then of all outputs: memory of the host, of their types and shapes.
         """
         size = sizes if sizes.numbers else self.form.batch
-        shapes = self._plans.shapes(size, self.form.reads_pixels)
-        found = {v.name: np.empty(shapes[v.name], v.dtype) for v in self.form.outputs}
-        addresses = [address_of(array) for array in (*inputs, *found.values())]
-        self._plans.run_at(addresses, size, self.form.reads_pixels)
-        return found
+        return self._plans.run_at(addresses, size, self.form.reads_pixels)
 
     def _all_of(self, images: np.ndarray | Samples) -> dict[str, np.ndarray]:
         """Returns every output for images in host memory."""

@@ -6,7 +6,7 @@ size. What stands between two stages runs on the host: it finds how large the ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..devices import arrays
 from ..devices import threads as thread_counts
 from ..errors import InputError, UnsupportedError, expected
 from ..floating_point import usual_mode
-from ..graph.dims import Dim, Sizes
+from ..graph.dims import Dim
 from ..graph.graph import Node
 from ..graph.reference import reference
 from ..graph.stages import (
@@ -37,7 +37,8 @@ from .check import Check, OutputCheck, check_of, compare_output, tolerance
 from .engine import Engine
 from .outputs import Outputs, outputs_by_name
 from .phases import Phases
-from .plan_cache import CLOSED
+from .plan_cache import CLOSED, Shelf
+from .predictor import address_of
 
 #: Ways of going on after a stage that are kept, each with an engine.
 MOST_WAYS = 32
@@ -47,7 +48,7 @@ _OF_ONE_GRAPH = (
     "_plans", "_memory", "_schedule", "_only_batch", "choice", "data_mode", "kernels", "_tune",
 )  # fmt: skip
 
-#: Numbers of which the way is remembered.
+#: Legs that are remembered.
 MOST_REMEMBERED = 512
 
 
@@ -81,46 +82,18 @@ class _Way:
             return None
         return self.stage if self.graphs is None else self.graphs.stage(numbers)
 
-    def run(
-        self, stage: Stage, env: Mapping[str, np.ndarray], numbers: Mapping[str, int]
-    ) -> dict[str, Any]:
-        """Returns what the stage's nodes, as they are decided, make of the arrays of ``env``.
-
-        Raises:
-            InputError: an array has another shape than the stage's.
-        """
-        if self.engine is None:
-            return {}
-        given = [
-            np.asarray(env[v.name], order="C") for v in stage.graph.inputs
-        ]  # a scalar stays one
-        at = Evaluator(numbers)
-        for value, array in zip(stage.graph.inputs, given, strict=True):
-            shape = tuple(at(dim) if isinstance(dim, Dim) else dim for dim in value.shape)
-            if array.shape != shape:  # kernels would read past its end
-                raise InputError(f"{value.name}: expected {list(shape)}, found {list(array.shape)}")
-        return self.engine.run_sized(given, self.graphs.sizes(numbers))
-
 
 class _Ways:
     """The ways on from a stage, by the numbers that were found."""
 
     def __init__(self) -> None:
         self._all: list[_Way] = []
-        self._remembered: dict[tuple, tuple[_Way, Stage]] = {}
 
     def find(self, numbers: Mapping[str, int]) -> tuple[_Way, Stage] | None:
         """Returns the way for these numbers and its stage, where it is known."""
-        key = tuple(numbers.items())
-        found = self._remembered.get(key)
-        if found is not None:
-            return found
         for way in self._all:
             if (stage := way.stage_at(numbers)) is not None:
-                if len(self._remembered) >= MOST_REMEMBERED:
-                    self._remembered.clear()
-                found = self._remembered[key] = way, stage
-                return found
+                return way, stage
         return None
 
     def add(self, stage: Stage, options: Mapping[str, Any]) -> _Way:
@@ -130,7 +103,6 @@ class _Ways:
         if way is None:
             way = _Way(stage, options)
             self._all = [*self._all[-MOST_WAYS + 1 :], way]
-            self._remembered.clear()
         elif way.graphs is not None:
             way.graphs.add(stage)
         return way
@@ -146,6 +118,73 @@ def _array(stage: Stage, name: str, env: Mapping[str, np.ndarray]) -> np.ndarray
     """Returns a tensor in host memory."""
     found = env.get(name)
     return stage.of.graph.constants[name] if found is None else found
+
+
+class _Leg:
+    """A stage at known numbers, with all that follows from them: passes run it without a further look.
+
+    Attributes:
+        stage, way: which, and what it is a stage of.
+        numbers: that are known when it begins.
+        after: the legs after it, by what it finds.
+    """
+
+    def __init__(
+        self, way: _Way, stage: Stage, numbers: Mapping[str, int], env: Mapping[str, np.ndarray]
+    ) -> None:
+        """Makes the leg.
+
+        Args:
+            env: arrays of the shapes that go with the numbers.
+
+        Raises:
+            InputError: an array has another shape than the stage's.
+        """
+        self.way, self.stage, self.numbers = way, stage, numbers
+        self.after: dict[tuple, _Leg] = {}
+        self._computed = _computed(stage, numbers)
+        for array in self._computed.values():
+            array.flags.writeable = False  # all passes read it
+        known = {**env, **self._computed}
+        self._inputs: list[str] = []
+        self._outputs: list[tuple[str, tuple[int, ...], np.dtype]] = []
+        self._shelf = Shelf()
+        made = [name for node in stage.hosts for name in node.outputs]
+        if way.engine is not None:
+            self._inputs = [value.name for value in stage.graph.inputs]
+            at = Evaluator(numbers)
+            for value in stage.graph.inputs:
+                shape = tuple(at(dim) if isinstance(dim, Dim) else dim for dim in value.shape)
+                found = list(known[value.name].shape)
+                if found != list(shape):  # kernels would read past its end
+                    raise InputError(f"{value.name}: expected {list(shape)}, found {found}")
+            self._sizes = way.graphs.sizes(numbers)
+            self._outputs = way.engine.output_arrays(self._sizes)
+            made += [name for name, *_ in self._outputs]
+        self._read = [name for name in made if name in stage.of.read]
+
+    def run(self, env: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], tuple]:
+        """Adds what the stage makes to the arrays of ``env``; returns it, and what was found."""
+        env |= self._computed
+        made = {name: np.empty(shape, dtype) for name, shape, dtype in self._outputs}
+        if self.way.engine is not None:
+            given = [env[name] for name in self._inputs]  # kept until the pass is done
+            addresses = [*map(address_of, given), *map(address_of, made.values())]
+            if not self._shelf.run(*addresses):
+                self._shelf = self.way.engine.run_sized(addresses, self._sizes)
+        found: tuple = ()
+        for node in self.stage.hosts:
+            results = _on_host(self.stage, node, env)
+            made |= results
+            found += tuple(array.shape for array in results.values())
+        env |= made
+        return made, found + tuple(made[name].tobytes() for name in self._read)
+
+    def outputs(self, env: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns the outputs of the graph; the caller may write to them."""
+        found = {name: _array(self.stage, name, env) for name in self.stage.of.graph.outputs}
+        computed = self._computed
+        return {name: a.copy() if name in computed else a for name, a in found.items()}
 
 
 def _computed(stage: Stage, numbers: Mapping[str, int]) -> dict[str, np.ndarray]:
@@ -179,7 +218,8 @@ class StagedEngine(Engine):
         self.phases = Phases()
         self._found: Found = network.base.found
         self._ways = _Ways()
-        self._sizes: dict[tuple, Sizes] = {}  # by the shapes of inputs
+        self._legs: dict[tuple, _Leg] = {}  # the first of passes, by what is known of their inputs
+        self._legs_known = 0
         self._extending = ForkSafeLock()
         self._closed = False
         ways = self._ways
@@ -189,43 +229,59 @@ class StagedEngine(Engine):
     # -- passes ----------------------------------------------------------------------------------
 
     def _pass(
-        self, given: Mapping[str, np.ndarray], seen: Callable[..., None] | None = None
+        self,
+        given: Mapping[str, np.ndarray],
+        seen: Callable[..., None] | None = None,
+        known: tuple | None = None,
     ) -> dict[str, np.ndarray]:
         """Returns every output for arrays of all inputs, by name.
 
         Args:
-            seen: called with the way, the numbers, the arrays so far, and what they become.
+            seen: called after each stage with its leg, all arrays so far, and those that it made.
+            known: what :meth:`_known_of` returns for them.
         """
         if self._closed:
             raise InputError(CLOSED)
-        numbers, env = dict(self._sizes_of(given).numbers), dict(given)
-        for value in self.network.inputs:
-            numbers |= bound(self._found, value, env[value.name])
-        ways = self._ways
+        env, legs, leg, made = dict(given), self._legs, None, given
+        found = self._known_of(given.values()) if known is None else known
         while True:
-            way, stage = ways.find(numbers) or self._extend(ways, env.keys(), numbers)
-            env |= _computed(stage, numbers)
-            made = way.run(stage, env, numbers)
+            following = legs.get(found)
+            if following is None:
+                following = self._leg(leg, env, made)
+                legs[found] = following
+            leg = following
+            made, found = leg.run(env)
             if seen is not None:
-                seen(way, numbers, env, made)
-            for node in stage.hosts:
-                made = made | _on_host(stage, node, env)
-            env |= made
-            for name, array in made.items():
-                numbers |= bound(stage.of, stage.of.graph.values[name], array)
-            if stage.is_last:
-                return {name: _array(stage, name, env) for name in stage.of.graph.outputs}
-            ways = way.ways
+                seen(leg, env, made)
+            if leg.stage.is_last:
+                return leg.outputs(env)
+            legs = leg.after
 
-    def _sizes_of(self, given: Mapping[str, np.ndarray]) -> Sizes:
-        """Returns the sizes of the inputs' open dimensions."""
-        key = tuple((name, array.shape) for name, array in given.items())
-        found = self._sizes.get(key)
-        if found is None:
-            if len(self._sizes) >= MOST_REMEMBERED:
-                self._sizes.clear()
-            found = self._sizes[key] = self.network.base.sizes_of(dict(key))
-        return found
+    def _known_of(self, given: Iterable[np.ndarray]) -> tuple:
+        """Returns all that decides how a pass over these inputs begins."""
+        read = self._found.read
+        return tuple(
+            (array.shape, array.dtype, array.tobytes() if value.name in read else None)
+            for value, array in zip(self.network.inputs, given, strict=True)
+        )
+
+    def _leg(
+        self, last: _Leg | None, env: Mapping[str, np.ndarray], made: Mapping[str, np.ndarray]
+    ) -> _Leg:
+        """Returns the leg after ``last``, which made some of the arrays of ``env``; None: the first."""
+        if last is None:
+            shapes = {name: array.shape for name, array in made.items()}
+            numbers = dict(self.network.base.sizes_of(shapes).numbers)
+            of, ways = self._found, self._ways
+        else:
+            numbers, of, ways = dict(last.numbers), last.stage.of, last.way.ways
+        for name, array in made.items():
+            numbers |= bound(of, of.graph.values[name], array)
+        way, stage = ways.find(numbers) or self._extend(ways, env.keys(), numbers)
+        self._legs_known += 1
+        if self._legs_known > MOST_REMEMBERED:
+            self._legs, self._legs_known = {}, 0
+        return _Leg(way, stage, numbers, env)
 
     def _extend(
         self, ways: _Ways, made: Collection[str], numbers: Mapping[str, int]
@@ -240,6 +296,7 @@ class StagedEngine(Engine):
             found = ways.find(numbers)
             if found is None:
                 first, *rest = cut(self._found.at(numbers), made, numbers.keys())
+                self._legs, self._legs_known = {}, 0  # they keep ways, of which some may go
                 way = ways.add(first, self._options)
                 found, on = (way, first), way.ways
                 for stage in rest:  # as an example has it
@@ -253,12 +310,31 @@ class StagedEngine(Engine):
         out: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Runs the graph once: see :meth:`Engine.run`. Arrays are NumPy's."""
+        plain = outputs is None and out is None and type(inputs) is dict
+        if plain and (found := self._again(inputs)) is not None:
+            return found
         arguments.check_mappings(inputs, out)
         views, _ = arguments.of_graph(self.form, conversion.inputs_of(self.form, inputs), False)
         arguments.wanted_outputs(self.form, outputs, out or {})
         found = self._pass(self._on_host(views))
         names = [value.name for value in self.form.outputs] if outputs is None else outputs
         return {name: _filled(name, found[name], (out or {}).get(name), views) for name in names}
+
+    def _again(self, inputs: dict[str, Any]) -> dict[str, np.ndarray] | None:
+        """Returns the outputs for inputs like some before, whose checks would cost more than a small pass.
+
+        None: there were none, and nothing is done.
+        """
+        given = {}
+        for value in self.network.inputs:
+            array = inputs.get(value.name)
+            if type(array) is not np.ndarray or not array.flags.c_contiguous:
+                return None
+            given[value.name] = array
+        if len(inputs) != len(given) or (known := self._known_of(given.values())) not in self._legs:
+            return None
+        found = self._pass(given, known=known)
+        return {value.name: found[value.name] for value in self.form.outputs}
 
     def predict(self, images: Any, batch: int | None = None, out: Any = None) -> Any:
         """Returns the outputs of a network with one input: see :meth:`Engine.predict`.
@@ -299,15 +375,17 @@ class StagedEngine(Engine):
             given = self._on_host(arguments.images_of(self.form, images)[:1])
         compared: list[OutputCheck] = []
 
-        def compare(way: _Way, numbers: Mapping[str, int], env: Mapping, made: Mapping) -> None:
+        def compare(leg: _Leg, env: Mapping, made: Mapping) -> None:
+            way = leg.way
             if way.engine is None:
                 return
-            graph = way.graphs(way.graphs.sizes(numbers))
+            graph = way.graphs(way.graphs.sizes(leg.numbers))
             own = {value.name: env[value.name] for value in graph.inputs}
             exact = reference(graph, own)
             allowed = tolerance(graph, own, exact, way.engine._computes)
             compared.extend(
-                compare_output(name, made[name], exact[name], allowed[name]) for name in made
+                compare_output(name, made[name], exact[name], allowed[name])
+                for name in graph.outputs
             )
 
         self._pass(given, compare)
@@ -340,7 +418,7 @@ class StagedEngine(Engine):
     def close(self) -> None:
         """Frees the engine's memory; it cannot be used afterwards."""
         self._closed = True
-        self._ways = _Ways()
+        self._ways, self._legs = _Ways(), {}
 
     def __reduce__(self) -> tuple:
         """Pickles where the graph comes from, and the options."""

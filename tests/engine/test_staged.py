@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 from onnx_models import model, onnxruntime_outputs, tensor
 
 from cnn_engine import Engine
+from cnn_engine.engine import staged
 from cnn_engine.engine.staged import StagedEngine
 from cnn_engine.errors import CnnEngineError, InputError, UnsupportedError
 from cnn_engine.graph.onnx import importer, reading
@@ -219,6 +220,42 @@ def test_sizes_are_planned_once(monkeypatch):
     for inputs, exact in zip(calls, first, strict=True):
         np.testing.assert_array_equal(engine.run(inputs)["y"], exact)  # the same bits
     engine.run({"x": floats(9, 4)})  # a size for which nothing else is decided
+
+
+def test_a_call_like_one_before_finds_nothing_again(monkeypatch):
+    """All that follows from what was found is known, and the same bits come out."""
+    proto, calls = CASES["If"]
+    engine = Engine(proto, device="cpu")
+    first = [engine.run(inputs) for inputs in (*calls, *calls)][: len(calls)]
+    monkeypatch.setattr(engine, "_leg", None)
+    monkeypatch.setattr(staged.arguments, "of_graph", None)
+    for inputs, wanted in zip((*calls, *calls), (*first, *first), strict=True):
+        found = engine.run(inputs)
+        assert [*found] == [*wanted]
+        for name, array in found.items():
+            np.testing.assert_array_equal(array, wanted[name])
+            array += 1  # the caller's own
+
+
+def test_a_call_unlike_those_before_is_looked_at():
+    engine = Engine(positive_elements(), device="cpu")
+    x = floats(3, 4)
+    wanted = engine.run({"x": x})["y"]
+    np.testing.assert_array_equal(engine.run({"x": x.astype(np.float64)})["y"], wanted)
+    np.testing.assert_array_equal(engine.run({"x": x.tolist()})["y"], wanted)
+    apart = np.repeat(x, 2, axis=1)[:, ::2]
+    for inputs in ({}, {"x": x, "y": x}, {"x": x[0]}, {"x": apart}, {"x": None}, [x]):
+        with pytest.raises(InputError):
+            engine.run(inputs)
+
+
+def test_legs_are_forgotten_past_a_number(monkeypatch):
+    monkeypatch.setattr(staged, "MOST_REMEMBERED", 3)
+    engine = Engine(positive_elements(), device="cpu")
+    for size in (*range(1, 9), 2, 1):
+        x = floats(size, 4)
+        np.testing.assert_allclose(engine.run({"x": x})["y"], np.exp(x[x > 0]), rtol=1e-6)
+        assert len(engine._legs) <= 3
 
 
 def test_outputs_say_what_is_open():
