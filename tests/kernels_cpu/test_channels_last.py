@@ -10,6 +10,8 @@ import tolerances
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowered import fuse, lay_channels_last
+from onnx import helper
+from onnx_models import model, tensor
 from test_passes import Builder, kinds, same
 
 from cnn_engine import Engine, _cpu
@@ -556,3 +558,57 @@ def test_a_planar_convolution_reads_no_columns(rng):
         found = e.run(images)
     for name in ("y", "z"):
         np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["auto", "if"])
+@pytest.mark.parametrize(
+    ("channels", "groups", "options"),
+    [
+        (40, 1, {"strides": [2, 1], "pads": [1, 0, 2, 0]}),
+        (40, 1, {"dilations": [2, 3]}),
+        (24, 24, {"pads": [2, 0, 2, 0]}),
+        (3, 1, {"strides": [2, 2]}),
+    ],
+)
+def test_a_column_of_positions_is_a_row(rng, variant, channels, groups, options):
+    """A convolution along the height of images of one column has the bits of one along the width."""
+    x = rng.standard_normal((2, channels, 61, 1)).astype(np.float32)
+    weight = rng.standard_normal((48, channels // groups, 5, 1)).astype(np.float32)
+    found = []
+    for turn in (False, True):
+        axes = (0, 1, 3, 2) if turn else (0, 1, 2, 3)
+        own = {key: _turned(value) if turn else value for key, value in options.items()}
+        nodes = [
+            helper.make_node("Conv", ["x", "w"], ["c"], group=groups, **own),
+            helper.make_node("Relu", ["c"], ["r"]),
+            helper.make_node("Conv", ["r", "w1"], ["y"]),
+        ]
+        constants = {
+            "w": weight.transpose(axes),
+            "w1": np.eye(48, dtype=np.float32)[..., None, None],
+        }
+        given = np.ascontiguousarray(x.transpose(axes))
+        shape = ["n", *given.shape[1:]]
+        proto = model(nodes, [tensor("x", shape)], [tensor("y", None)], constants)
+        with Engine(proto, device="cpu", variant=variant) as engine:
+            found.append(engine.predict(given).transpose(axes))
+            assert engine.check(given).passed
+    np.testing.assert_array_equal(*found)
+
+
+def test_only_kernels_of_one_column_read_columns_as_rows():
+    def outputs(width, kernel, padding):
+        op = Conv2dNhwc(stride=(2, 1), padding=padding)
+        x, w = Value("x", (2, 61, width, 40)), Value("w", (48, 40, *kernel))
+        shape = channels_last.shape_of(Node("c", op, ("x", "w"), ("y",)), x, w)
+        return shape.out_h, shape.out_w
+
+    assert outputs(1, (5, 1), (1, 0, 2, 0)) == (1, 30)
+    assert outputs(3, (5, 1), (1, 0, 2, 0)) == (30, 3)
+    assert outputs(1, (5, 1), (1, 1, 2, 1)) == (30, 3)
+    assert outputs(1, (5, 3), (1, 1, 2, 1)) == (30, 1)
+
+
+def _turned(sizes):
+    """Returns strides, dilations or pads with height and width exchanged."""
+    return [size for first in range(0, len(sizes), 2) for size in sizes[first : first + 2][::-1]]

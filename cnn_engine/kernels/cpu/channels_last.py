@@ -30,12 +30,21 @@ WINOGRAD = (_cpu.Conv2dMethod.winograd2, _cpu.Conv2dMethod.winograd4)
 
 
 def shape_of(node: Node, x: Value, weight: Value) -> Any:
-    """Returns the compiled functions' shape of a convolution."""
+    """Returns the compiled functions' shape of a convolution.
+
+    A column of positions is a row: kernels compute several positions of a row at once.
+    """
     op, (filters, _, *kernel) = node.op, weight.shape
-    sizes = x.shape if op.planar else _sizes(x)
+    images, channels, *sizes = x.shape if op.planar else _sizes(x)
+    top, left, bottom, right = op.padding
+    ends, across = ((top, left), (bottom, right)), slice(None)
+    if kernel[0] > 1 and kernel[1] == 1 and left == right == 0 and sizes[1] == 1:
+        across = slice(None, None, -1)
+    padding = (size for end in ends for size in end[across])
     return _cpu.Conv2dShape(
-        *sizes, filters, *kernel, *op.stride, *op.padding, *op.dilation, op.groups
-    )
+        images, channels, *sizes[across], filters, *kernel[across], *op.stride[across], *padding,
+        *op.dilation[across], op.groups,
+    )  # fmt: skip
 
 
 def method(node: Node, graph: Graph) -> Any:
