@@ -189,6 +189,7 @@ class ReduceLogSumExp(Reduce):
     function: ClassVar[str] = "log_sum_exp"
 
     def of(self, x, axes):
+        x = np.asarray(x, np.float64)
         top = x.max(axis=axes, keepdims=True, initial=-np.inf)
         top = np.where(np.isfinite(top), top, 0.0)
         return np.log(np.exp(x - top).sum(axis=axes, keepdims=True)) + top

@@ -80,6 +80,18 @@ def test_engine_pools_small_images(operator, more, sizes, window, rng):
         np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("p", [1, 2, 3, 5])
+@pytest.mark.parametrize("sizes", [(7,), (5, 6), (3, 4, 5)])
+def test_norms_of_whole_images(p, sizes, rng):
+    x = rng.standard_normal((2, 3, *sizes)).astype(np.float32)
+    proto, inputs = one_node("GlobalLpPool", [x], 17, p=p)
+    (wanted,) = onnxruntime_outputs(proto, inputs)
+    (found,) = Engine(proto, device="cpu").run(inputs).values()
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    with pytest.raises(InputError, match="p: expected at least 1, found 0"):
+        load(one_node("GlobalLpPool", [x], 17, p=0)[0])
+
+
 def test_a_mean_without_a_place_is_zero():
     """Places -1 and 1 of an image of one: by the kernel, too."""
     x = np.full((1, 2, 1, 1), 7, np.float32)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import tolerances
 from native import call, check_guards, guarded, rounded
+from onnx_models import one_node
 
-from cnn_engine import _cpu
+from cnn_engine import Engine, _cpu
 from cnn_engine.operators.order import CumProd, CumSum
 
 
@@ -115,6 +116,15 @@ def test_sums_of_large_numbers_keep_their_digits(device, rng):
     x = (1e4 + rng.standard_normal((2, 100_000, 1))).astype(np.float32)
     check_reduce(device, "sum", x)
     check_reduce(device, "mean", x)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_exponentials_of_integers(dtype):
+    """The logarithm is cut off towards 0; the sum of its exponentials may be beyond any type."""
+    x = np.array([[1, 2, 3, 4, -9], [2000, 1999, -5, 0, 1]], dtype)
+    model, inputs = one_node("ReduceLogSumExp", [x, np.array([1])], 18, known=[1])
+    (found,) = Engine(model, device="cpu").run(inputs).values()
+    np.testing.assert_array_equal(found, np.array([[4], [2000]], dtype), strict=True)
 
 
 @pytest.mark.parametrize("axis", [3, 49, 512, 513, 3001])

@@ -8,7 +8,7 @@ import numpy as np
 
 from ....errors import InputError
 from ....operators import reduce
-from ....operators.binary import Add, Mul
+from ....operators.binary import Add, Mul, Pow
 from ....operators.linear import Linear
 from ....operators.mathematics import Abs, Log
 from ....operators.matmul import Matmul
@@ -16,7 +16,6 @@ from ....operators.operator import axis_in, is_float
 from ....operators.order import Hardmax
 from ....operators.shaping import Reshape, Transpose
 from ....operators.softmax import LogSoftmax, Softmax
-from ..refusal import Refusal
 from . import converts
 from .shaping import integers_of
 
@@ -72,11 +71,17 @@ def global_max_pool(call) -> None:
 
 @converts("GlobalLpPool")
 def global_lp_pool(call) -> None:
-    p = call.number("p", 2)
-    if p not in (1, 2):
-        raise Refusal("p", f"expected 1 or 2, found {p}")
-    record = reduce.ReduceL1 if p == 1 else reduce.ReduceL2
-    call.finish(record(_image_axes(call)), call.inputs)
+    p, axes = call.number("p", 2), _image_axes(call)
+    if p < 1:
+        raise InputError(f"p: expected at least 1, found {p}")
+    if p <= 2:
+        record = reduce.ReduceL1 if p == 1 else reduce.ReduceL2
+        call.finish(record(axes), call.inputs)
+        return
+    dtype = call.value(0).dtype
+    power, root = (call.set_constant(np.asarray(number, dtype)) for number in (p, 1 / p))
+    powers = call.emit(Pow(), [call.emit(Abs(), call.inputs), power])
+    call.finish(Pow(), [call.emit(reduce.ReduceSum(axes), [powers]), root])
 
 
 @converts("ArgMax", "ArgMin")
