@@ -416,7 +416,7 @@ PIPELINE: tuple[Pass | Repeated, ...] = (
     ),
     _pass(
         passes.convolve_phases, "tensor cores run convolutions, but not transposed ones",
-        _on_tensor_cores, most=MOST_ON_CUDA, least_flops=LEAST_FLOPS_ON_CUDA,
+        _on_tensor_cores, most=MOST_ON_CUDA, least_flops=LEAST_FLOPS_ON_CUDA, zeros=True,
     ),
     Pass("regroup", _regroup, "groups fill the tiles of tensor cores", _on_tensor_cores),
     LAY_OUT_ON_CPU,

@@ -66,6 +66,32 @@ def test_dilated_transposed_convolutions(stride, rng):
     compare(graph_of(ConvTranspose2d(stride, (1, 1, 0, 2), dilation=(2, 1)), x, weight), x)
 
 
+@pytest.mark.parametrize("value", [np.inf, np.nan, 1e6])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "dilation"),
+    [((3, 3), (2, 2), (1, 1)), ((5, 4), (2, 3), (1, 1)), ((3, 2), (1, 3), (2, 1)),
+     ((3, 3), (2, 2), (3, 1)), ((4, 4), (2, 2), (1, 1))],
+)  # fmt: skip
+def test_a_value_acts_on_the_windows_that_hold_it(
+    instruction_set, kernel, stride, dilation, value, rng
+):
+    """A phase has the taps that it has, and no zeros in the place of others: 0 times infinity is NaN."""
+    x = rng.standard_normal((2, 6, 9, 11)).astype(np.float32)
+    x[0, 2, 4, 5] = x[1, 0, 0, 10] = value
+    weight = rng.standard_normal((6, 5, *kernel)).astype(np.float32)
+    bias = rng.standard_normal(5).astype(np.float32)
+    op = ConvTranspose2d(stride, (1, 0, 1, 1), dilation=dilation)
+    graph = graph_of(op, x, weight, bias)
+    assert "conv_transpose2d" not in {node.op.kind for node in lower_convolutions(graph).nodes}
+    with Engine(graph, device="cpu", threads=1) as engine:
+        found = engine.run({"x": x})["y"]
+    sums = np.abs(np.where(np.isfinite(x), x, 0))
+    magnitude = op.reference(sums, np.abs(weight), np.abs(bias))
+    with np.errstate(invalid="ignore"):
+        wanted = op.reference(x, weight, bias)
+    tolerances.assert_close(found, wanted, (16 + weight[:, 0].size / 8) * 2.0**-24 * magnitude)
+
+
 def test_what_is_not_known_beforehand_or_too_thin_stays(rng):
     x = rng.standard_normal((1, 2, 6, 5)).astype(np.float32)
     thin = graph_of(ConvTranspose2d((9, 9)), x, np.ones((2, 3, 1, 1), np.float32))
@@ -106,7 +132,8 @@ def test_transposed_convolutions_for_tensor_cores(rng):
         if all(s > 1 for s in stride) and np.prod(phases) > MOST_ON_CUDA * np.prod(kernel):
             assert convolve_phases(graph, MOST_ON_CUDA) is graph
             continue
-        compare(graph, x, lambda g: convolve_phases(g, MOST_ON_CUDA))
+        for zeros in (False, True):
+            compare(graph, x, lambda g, z=zeros: convolve_phases(g, MOST_ON_CUDA, zeros=z))
         checked += 1
     assert checked > 100
 
