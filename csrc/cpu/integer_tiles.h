@@ -11,6 +11,8 @@ namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
 
 constexpr int kTileSide = 16;
+// Tiles of rows that two groups of filters are multiplied by before the next two.
+constexpr int kMostTiles = 64;
 
 // What LDTILECFG loads: tiles 0 to 3 are totals, 4 and 5 rows of x, 6 and 7 weights.
 struct alignas(64) TileConfig {
@@ -47,30 +49,49 @@ struct TileAt {
   const std::uint8_t* residual;  // or null
 };
 
+// Weights that are prefetched into the second-level cache while others are multiplied: some lines
+// of 64 bytes per step of the sums. Networks of one image read most of their weights once per pass.
+struct NextWeights {
+  const char* at;
+  int lines;
+
+  CNN_ENGINE_INLINE void ask() {
+    for (int i = 0; i < lines; ++i, at += 64) __builtin_prefetch(at, 0, 2);
+  }
+};
+
 // The product of some tiles of rows and groups of filters.
 struct TileGemm {
   const GemmOf<Integer>& p;
   int x_rows, units;  // of a tile
 
-  // Rows of M tiles by N groups of filters, whose first is at `w`.
-  template <bool Signed, int M, int N>
-  void run(const TileAt* at, const std::int32_t* w, const Requantize& last, int valid) const {
-    alignas(64) std::int32_t totals[M * N][kTileSide * kTileSide];
-    sum<Signed, M, N>(at, w, last.bias, totals);
-    for (int m = 0; m < M; ++m) {
-      requantize_rows<kTileSide, N>(
-          last, x_rows, valid,
-          [&](int t, int n) {
-            return load_as<IntVec<kTileSide>>(totals[m * N + n] + t * kTileSide);
-          },
-          at[m].residual, p.residual_stride, at[m].y, p.y_stride);
+  // Rows of `count` tiles by N groups of filters, whose first is at `w`. Two tiles' totals become
+  // outputs while the next two are multiplied.
+  template <bool Signed, int N>
+  void run(const TileAt* at, int count, const std::int32_t* w, const Requantize& last, int valid,
+           NextWeights next) const {
+    alignas(64) std::int32_t totals[2][2 * N][kTileSide * kTileSide];
+    for (int tile = 0, side = 0; tile < count + 2; tile += 2, side ^= 1) {
+      if (tile + 1 < count) {
+        sum<Signed, 2, N>(at + tile, w, last.bias, totals[side], next);
+      } else if (tile < count) {
+        sum<Signed, 1, N>(at + tile, w, last.bias, totals[side], next);
+      }
+      for (int m = tile - 2; m >= 0 && m < tile && m < count; ++m) {
+        const auto* own = totals[side ^ 1] + m % 2 * N;
+        requantize_rows<kTileSide, N>(
+            last, x_rows, valid,
+            [&](int t, int n) { return load_as<IntVec<kTileSide>>(own[n] + t * kTileSide); },
+            at[m].residual, p.residual_stride, at[m].y, p.y_stride);
+      }
     }
   }
 
  private:
   template <bool Signed, int M, int N>
   CNN_ENGINE_INLINE void sum(const TileAt* at, const std::int32_t* w, const std::int32_t* bias,
-                             std::int32_t (&totals)[M * N][kTileSide * kTileSide]) const {
+                             std::int32_t (*totals)[kTileSide * kTileSide],
+                             NextWeights& next) const {
     // With a stride of 0, the bias is every row.
     _tile_loadd(0, bias, 0);
     if constexpr (N > 1) _tile_loadd(1, bias + kTileSide, 0);
@@ -92,6 +113,7 @@ struct TileGemm {
           multiply<Signed, 2>();
         }
         if constexpr (M > 1 && N > 1) multiply<Signed, 3>();
+        next.ask();
       }
     }
     _tile_stored(0, totals[0], 64);
@@ -121,24 +143,22 @@ template <bool Signed>
 void multiply_tiles(const TileGemm& gemm, const TileAt* at, int count, int begin, int end,
                     const Requantize& epilogue) {
   const GemmOf<Integer>& p = gemm.p;
-  const auto run = [&](auto m, auto n, const TileAt* first, int k) {
-    const std::int64_t step = std::int64_t{k} * p.y_step;
-    TileAt moved[2];
-    for (int i = 0; i < m; ++i) {
-      moved[i] = {first[i].x, first[i].y + step,
-                  first[i].residual ? first[i].residual + k : nullptr};
-    }
-    gemm.run<Signed, m, n>(moved, p.weights + k / kFilterGroup * p.group_size(), epilogue.at(k),
-                           end - k);
-  };
-  constexpr std::integral_constant<int, 1> one;
-  constexpr std::integral_constant<int, 2> two;
+  // The next two groups of filters are prefetched in equal parts while all tiles are multiplied.
+  const int runs = (count + 1) / 2, lines = (2 * gemm.units + runs - 1) / runs;
   for (int k = begin; k < end; k += 2 * kFilterGroup) {
-    const bool both = end - k > kFilterGroup;
-    int tile = 0;
-    for (; tile + 1 < count; tile += 2)
-      both ? run(two, two, at + tile, k) : run(two, one, at + tile, k);
-    if (tile < count) both ? run(one, two, at + tile, k) : run(one, one, at + tile, k);
+    const std::int32_t* w = p.weights + k / kFilterGroup * p.group_size();
+    const auto* then = reinterpret_cast<const char*>(w + 2 * p.group_size());
+    const NextWeights next{then, end - k > 2 * kFilterGroup ? lines : 0};
+    TileAt moved[kMostTiles];
+    for (int i = 0; i < count; ++i) {
+      moved[i] = {at[i].x, at[i].y + std::int64_t{k} * p.y_step,
+                  at[i].residual ? at[i].residual + k : nullptr};
+    }
+    if (end - k > kFilterGroup) {
+      gemm.run<Signed, 2>(moved, count, w, epilogue.at(k), end - k, next);
+    } else {
+      gemm.run<Signed, 1>(moved, count, w, epilogue.at(k), end - k, next);
+    }
   }
 }
 
@@ -147,8 +167,7 @@ void multiply_tiles(const TileGemm& gemm, const TileAt* at, int count, int begin
 template <typename Runs>
 void multiply_runs(const GemmOf<Integer>& p, int begin, int end, const Requantize& epilogue,
                    Prefetch*, const Runs& runs) {
-  constexpr int kMost = 64;
-  TileAt at[kMost];
+  TileAt at[kMostTiles];
   int count = 0;
   TileGemm gemm{p, 0, Integer::tile_units(p.parts.channels)};
   const auto flush = [&] {
@@ -170,7 +189,7 @@ void multiply_runs(const GemmOf<Integer>& p, int begin, int end, const Requantiz
       const int last = rows - of_tile, row = tile * of_tile < last ? tile * of_tile : last;
       at[count++] = {x + row * p.stride, y + row * p.y_stride,
                      residual ? residual + row * p.residual_stride : nullptr};
-      if (count == kMost) flush();
+      if (count == kMostTiles) flush();
     }
   });
   if (count > 0) flush();
