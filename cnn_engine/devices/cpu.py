@@ -17,9 +17,9 @@ from ..target import INSTRUCTION_SETS, Target
 from . import Buffer
 
 ALIGNMENT = 64
-#: A large page. Buffers of so many bytes or more are mapped, in pieces, of which the rest is for those that
-#: follow: what is not touched takes no memory.
-PAGE, MAPPED, PIECE = 2 << 20, 1 << 20, 128 << 20
+#: A large page. Buffers of SHARED bytes or more are parts of a mapped piece, of which the rest is for those
+#: that follow: what is not touched takes no memory. Buffers that are freed alone are mapped from MAPPED on.
+PAGE, SHARED, MAPPED, PIECE = 2 << 20, 32 << 10, 1 << 20, 128 << 20
 
 
 def _map(nbytes: int) -> np.ndarray:
@@ -37,6 +37,12 @@ def _map(nbytes: int) -> np.ndarray:
     with suppress(AttributeError, OSError, ValueError):  # other systems, or a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE, start, whole)  # a part of one would take all of it
     return array[start : start + nbytes]
+
+
+def _aligned(nbytes: int) -> np.ndarray:
+    """Returns bytes of the heap at a multiple of :data:`ALIGNMENT`."""
+    array = np.empty(nbytes + ALIGNMENT, np.uint8)
+    return array[-array.__array_interface__["data"][0] % ALIGNMENT :][:nbytes]
 
 
 def release_free_memory() -> None:
@@ -106,9 +112,8 @@ class CpuDevice:
 
     def allocate(self, nbytes: int) -> Buffer:
         """Returns ``nbytes`` of a shared piece of memory, which is freed when all of it is released."""
-        if nbytes < MAPPED:
-            array = np.empty(nbytes + ALIGNMENT, np.uint8)
-            array = array[-array.__array_interface__["data"][0] % ALIGNMENT :][:nbytes]
+        if nbytes < SHARED:
+            array = _aligned(nbytes)
         else:
             size = -(-nbytes // ALIGNMENT) * ALIGNMENT
             with self._lock:
@@ -119,9 +124,7 @@ class CpuDevice:
 
     def allocate_alone(self, nbytes: int) -> Buffer:
         """Returns ``nbytes`` of memory of its own, which is freed when it is released."""
-        if nbytes < MAPPED:
-            return self.allocate(nbytes)
-        array = _map(nbytes)
+        array = _aligned(nbytes) if nbytes < MAPPED else _map(nbytes)
         return Buffer(array.__array_interface__["data"][0], nbytes, array)
 
     def upload(self, array: np.ndarray) -> Buffer:
