@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
@@ -33,6 +34,10 @@ CLOSED = "engine: expected an open engine, found a closed one"
 #: Bytes of one call of a plan that shares memory, about; and those of all such plans together: as a part of
 #: the memory that they share, and at least.
 CALL_BYTES, KEPT_CALLS_PART, LEAST_KEPT_CALL_BYTES = 512, 1 / 8, 256 << 10
+
+#: The same where sizes come back: where most of the plans that were built last, so many, are of sizes dropped
+#: lately, of which so many are remembered. A few sizes in turn would be planned at each call otherwise.
+RECURRING_CALL_BYTES, LOOKED_BACK, REMEMBERED = 16 << 20, 16, 64
 
 #: Kinds of calls that are remembered: a plan without memory of its own still costs some kilobytes.
 KEPT_SHELVES = 512
@@ -184,6 +189,10 @@ class PlanPool:
         self.closed = False
         self._shelves: dict[Hashable, Shelf] = {}
         self._arenas: list[Arena] = []
+        self._dropped: dict[Hashable, None] = {}  # sizes that were cleared away, the last ones
+        self._came_back: deque[bool] = deque(
+            maxlen=LOOKED_BACK
+        )  # of each plan: was its size among them
         self.building = ForkSafeLock()
 
     @property
@@ -240,6 +249,9 @@ class PlanPool:
                     plan = make()
             shares = plan.arena is not None
             shelf.shares = shares
+            if shelf.made == 0:
+                self._came_back.append(key in self._dropped)
+                self._dropped.pop(key, None)
             shelf.nbytes = CALL_BYTES * len(plan.calls) if shares else plan_bytes(plan)
             shelf.most = max(1, self.kept_bytes // max(shelf.nbytes, 1))
             shelf.made += 1
@@ -306,13 +318,16 @@ class PlanPool:
                 dropped += shelf.idle
                 shelf.idle.clear()
             self._shelves.clear()
+            self._dropped.clear()
             self._arenas.clear()
         return dropped
 
     def _kept_call_bytes(self) -> int:
         """Returns how many bytes the calls of plans that share memory may have together."""
         shared = sum(arena.capacity for arena in self._arenas)
-        return max(LEAST_KEPT_CALL_BYTES, int(shared * KEPT_CALLS_PART))
+        most = max(LEAST_KEPT_CALL_BYTES, int(shared * KEPT_CALLS_PART))
+        recur = 2 * sum(self._came_back) > LOOKED_BACK
+        return max(most, RECURRING_CALL_BYTES) if recur else most
 
     def _clear_until(self, kept_bytes: int, but: Collection[Shelf]) -> bool:
         """Clears shelves away until the rest holds ``kept_bytes`` at most; returns whether any was."""
@@ -333,6 +348,9 @@ class PlanPool:
                 shelf.most = 0  # so that plans in use are dropped afterwards
                 shelf.idle.clear()
                 del self._shelves[key]
+                self._dropped[key] = None
+                if len(self._dropped) > REMEMBERED:
+                    del self._dropped[next(iter(self._dropped))]
                 total -= shelf.made * shelf.nbytes
                 calls -= shelf.made * shelf.nbytes if shelf.shares else 0
                 cleared = True

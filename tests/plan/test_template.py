@@ -225,6 +225,35 @@ def test_many_sizes_take_little_more_memory_than_the_largest(learned):
         assert len(pool._shelves) > 2
 
 
+def test_sizes_that_come_back_are_kept(learned, monkeypatch):
+    """More of them than are kept otherwise are planned twice or so, not at each call."""
+    proto, _ = learned
+    widths, made = range(60, 180, 4), []
+    with Engine(proto, device="cpu", threads=1) as engine:
+        pool = engine._plans.pool
+
+        def predict(width):
+            before = set(pool._shelves)
+            engine.predict(np.zeros((1, 3, 32, width), np.float32))
+            made.append(not set(pool._shelves) <= before)
+
+        predict(widths[0])
+        (shelf,) = pool._shelves.values()
+        monkeypatch.setattr(plan_cache, "LEAST_KEPT_CALL_BYTES", 5 * shelf.nbytes)
+        monkeypatch.setattr(plan_cache, "KEPT_CALLS_PART", 0)
+        for width in 3 * [*widths]:
+            predict(width)
+        assert sum(made) > len(widths) + plan_cache.LOOKED_BACK // 2
+        assert len(pool._shelves) == len(widths)
+        made.clear()
+        for width in widths:
+            predict(width)
+        assert not any(made)
+        for width in range(181, 260):  # others, which come once
+            predict(width)
+        assert len(pool._shelves) == 5
+
+
 def test_numpy_runs_what_has_one_shape_at_all_sizes(monkeypatch):
     """Its call is part of the template: no kernel is asked for it again."""
     nodes = [
