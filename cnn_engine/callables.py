@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .errors import expected
+from .errors import did_you_mean, expected
 
 
 def resolve(option: str, spec: str) -> tuple[Callable[..., Any], dict[str, Any], str]:
@@ -39,7 +39,8 @@ def resolve(option: str, spec: str) -> tuple[Callable[..., Any], dict[str, Any],
         ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise expected(where, f"{part!r} in {module_name}", "none of that name")
+            near = did_you_mean(part, [name for name in dir(found) if name[0] != "_"], {})
+            raise expected(where, f"{part!r} in {module_name}", f"none of that name{near}")
         found = getattr(found, part)
     if not callable(found):
         raise expected(where, "something to call", f"an object of type {type(found).__name__}")

@@ -151,6 +151,8 @@ class TrainMember:
         if not known.all():
             labels = labels[known]
             images = images[torch.from_numpy(known).to(self._on)]
+        if not known.any():
+            raise expected("--data", "images with labels to train on", "a step without any")
         if len(labels) < 2:
             raise expected("--batch", "at least 2 images with labels in every step", len(labels))
         wanted = torch.from_numpy(labels.astype(np.int64)).to(self._on)

@@ -233,8 +233,11 @@ def _arrays(path: str) -> np.ndarray | dict[str, np.ndarray]:
     except MemoryError:
         raise
     except Exception as error:  # zipfile, zlib and NumPy have a dozen kinds for broken bytes
+        found = f"{path}: {describe_os_error(error) if isinstance(error, OSError) else error}"
+        if (
+            "pickle" in found
+        ):  # NumPy takes any bytes it does not know for one, and names a way to run it
+            found = f"{path}: neither numbers nor images"
         raise expected(
-            "data",
-            "auto, synthetic or a .npy or .npz file, or files of images",
-            f"{path}: {describe_os_error(error) if isinstance(error, OSError) else error}",
+            "data", "auto, synthetic or a .npy or .npz file, or files of images", found
         ) from None

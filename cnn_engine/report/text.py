@@ -156,8 +156,8 @@ def _output(found: OutputCheck) -> str:
     if not found.reads:
         return words
     if not found.close:
-        return f"{words}; rounding swaps nothing at any of {units.count(found.places)} places"
-    where = f"at {units.count(found.close)} of {units.count(found.places)} places"
+        return f"{words}; rounding swaps nothing at any of {units.count(found.places)} positions"
+    where = f"at {units.count(found.close)} of {units.count(found.places)} positions"
     return f"{words}; {where} {FLIPS[found.reads]}"
 
 

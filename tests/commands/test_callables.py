@@ -31,7 +31,7 @@ print(make(**arguments), name)
     [
         ("json", "model: expected module:callable"),
         ("no_such_module:f", "model: no_such_module:f: expected a module no_such_module that can"),
-        ("json:dump_it", "expected 'dump_it' in json, found none"),
+        ("json:dump_it", "expected 'dump_it' in json, found none of that name; did you mean dump?"),
         ("json:loads,no", "expected key=value after the callable, found 'no'"),
         ("json:JSONDecoder,width=3", "expected arguments that JSONDecoder takes"),
         ("json:decoder", "expected something to call, found an object of type module"),

@@ -153,7 +153,7 @@ def test_the_start_is_what_all_members_have():
         (["--resume"], "--resume: expected the work train"),
         (["--work", "train", "--output", "x", "--data-parallel", "--members", "2"], "--data-parallel"),
         (["--work", "train", "--output", "x", "--balance"], "--balance: expected the work infer"),
-        (["--work", "train", "--output", "x", "--data", "synthetic"], "--batch: expected at least 2"),
+        (["--work", "train", "--output", "x", "--data", "synthetic"], "--data: expected images with labels"),
     ],
 )  # fmt: skip
 def test_options_at_fault(words, message, capsys, tmp_path, monkeypatch):

@@ -99,6 +99,7 @@ NAN = np.where(NUMBERS == 300, np.float32(np.nan), NUMBERS)
         ({"images": NUMBERS}, "--images: expected at most 3, as "),
         ("cut off", "--data: expected auto, synthetic or a .npy or .npz"),
         ("empty", "--data: expected auto, synthetic or a .npy or .npz"),
+        ("text", "data.npz: neither numbers nor images\n"),
     ],
 )  # fmt: skip
 def test_arrays_at_fault_are_one_line(model, arrays, message, tmp_path, capsys):
@@ -108,6 +109,8 @@ def test_arrays_at_fault_are_one_line(model, arrays, message, tmp_path, capsys):
         path.write_bytes(path.read_bytes()[:-100])
     if arrays == "empty":
         path.write_bytes(b"")
+    if arrays == "text":
+        path.write_text("what NumPy takes for a pickle\n")
     words = [
         "--model",
         model,
