@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -133,9 +134,10 @@ class SharedParts:
             planner.pitches.update(dict.fromkeys(self.members[source], pitch))
         self.members.setdefault(target, []).extend(self.members.pop(source))
 
-    def _can_pitch(self, arena: str, pitch: int, item: int) -> bool:
-        # A GPU reads rows 16 bytes at once, by the copy engine without exception.
-        return arena == "cpu" or pitch * item % 16 == 0
+    def _is_aligned(self, arena: str, offset: Any, item: int) -> bool:
+        """Whether kernels read elements of ``item`` bytes from byte ``offset`` of a storage on."""
+        # A GPU reads 16 bytes at once, by the copy engine without exception.
+        return offset % (item if arena == "cpu" else 16) == 0
 
     def split(self) -> None:
         """Has the outputs of splits and slices stay inside their inputs.
@@ -183,11 +185,11 @@ class SharedParts:
             # A GPU's kernels take what is the caller's by its name.
             and part.arena == ("cpu" if piece.target in self.inputs else held.arena)
             and value.nbytes > 0
-            and piece.region.start % 16 == 0
+            and self._is_aligned(part.arena, piece.region.start, value.item_bytes)
             and (
                 not piece.pitch
                 or (
-                    self._can_pitch(part.arena, piece.pitch, value.item_bytes)
+                    self._is_aligned(part.arena, piece.pitch * value.item_bytes, value.item_bytes)
                     and self._reads_columns(piece.name, value.shape[-1])
                 )
             )
@@ -254,8 +256,8 @@ class SharedParts:
                     and inside == 0
                     and part.nbytes == (rows * columns * item if in_rows else value.nbytes)
                     and first_place[name] == place
-                    and offset % 16 == 0
-                    and (not in_rows or self._can_pitch(arena, pitch, item))
+                    and self._is_aligned(arena, offset, item)
+                    and (not in_rows or self._is_aligned(arena, pitch * item, item))
                     and (not in_rows or self.can_be_columns(source, columns))
                     # Nothing may be written over what is still to be read through the other.
                     and all(write <= step for _, write in part.written)

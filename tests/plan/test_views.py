@@ -103,6 +103,23 @@ def test_a_cross_stage_block_copies_nothing(rng, monkeypatch, batch):
     assert_as_on_cpu(graph, rng, 1e-5)
 
 
+def test_on_the_cpu_parts_begin_at_any_element(rng):
+    """Channels that are no multiple of 16 bytes are copied no more than others."""
+
+    def copies(channels: int) -> dict[str, int]:
+        b = Builder((2, 8, 10, 7))
+        x = b.relu(b.conv("images", 2 * channels, 3))
+        graph = b.graph(b.head(b.relu(b.conv(cross_stage(b, x, channels), 8, 1)), 10))
+        images = rng.uniform(-1, 1, (2, 8, 10, 7)).astype(np.float32)
+        (wanted,) = reference.reference(graph, {"images": images}).values()
+        with Engine(graph, device="cpu") as engine:
+            (found,) = engine.run({"images": images}).values()
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+            return copies_of(steps_of(engine, 2))
+
+    assert copies(9) == copies(10) == copies(33) == copies(32)
+
+
 def test_what_is_written_over_its_whole_is_copied(monkeypatch):
     """A function in the place of the whole would be read through a part that lives on."""
     fake_cuda.install(monkeypatch, tensor_cores=True)
