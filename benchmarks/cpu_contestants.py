@@ -159,9 +159,17 @@ def to_onnx(network: Network, weights: dict[str, np.ndarray], batch: int):
 
 
 def openvino_on(
-    model: str | io.BytesIO, images: np.ndarray, threads: int, dtypes: Sequence[str] = DTYPES
+    model: str | io.BytesIO,
+    images: np.ndarray,
+    threads: int,
+    dtypes: Sequence[str] = DTYPES,
+    converts: bool = False,
 ) -> Iterator[Contestant]:
-    """OpenVINO on an ONNX model, given as a path or its bytes, in one precision or both."""
+    """OpenVINO on an ONNX model, given as a path or its bytes, in one precision or both.
+
+    Args:
+        converts: whether its converter reads the model, else the plug-in does.
+    """
     import openvino
 
     core = openvino.Core()
@@ -174,8 +182,11 @@ def openvino_on(
         }
         if isinstance(model, io.BytesIO):
             model.seek(0)
-        read = core.read_model(model)
-        read.reshape(list(images.shape))
+        if converts:
+            read = openvino.convert_model(model, input=list(images.shape))
+        else:
+            read = core.read_model(model)
+            read.reshape(list(images.shape))
         compiled = core.compile_model(read, "CPU", options)
         if compiled.get_property("INFERENCE_PRECISION_HINT").to_string() != precision:
             print(f"left out: OpenVINO {precision}: this CPU does not have it")

@@ -14,8 +14,9 @@ keeps what PyTorch exported for these batches, so that a later run only measures
     python -m benchmarks.cpu_models --networks strangers --batch 1 --models DIR --threads 1 --dtype float32
 
 With ``--dtype int8`` ONNX Runtime quantizes the file (Q/DQ nodes, uint8 activations by int8 weights per
-channel), and all contestants read that one. Rates are compared with the peak of 8-bit multiply-adds, which is
-measured in the same run.
+channel), and all contestants read that one. Rates are compared with the peaks of 8-bit multiply-adds, of the
+instructions that we use and of VNNI, which are measured in the same run. For each cell it says whether the
+goal is met (:mod:`benchmarks.cpu_models_int8`). Ours is timed in float32 too where a goal compares the two.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ import shutil
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -47,12 +47,10 @@ from cnn_engine.operators.matmul import Matmul
 
 from . import models, result_file
 from .cpu_contestants import DTYPES, Contestant, onnxruntime_on, openvino_on
-from .cpu_models_page import INT8, SHOWN, TARGETS, contestant_name, draw, markdown, memory_text
+from .cpu_models_int8 import INT8, TO_FLOAT32, cell, openvino_crashes, peak, verdict, vnni
+from .cpu_models_page import SHOWN, TARGETS, contestant_name, draw, markdown, memory_text
 from .cpu_peers import describe_machine, take_turns
 from .models_worker import error_of, images_name, logits_name
-
-#: Seconds for which the peak of 8-bit integers is measured, and rounds of a burst.
-PEAK_S, PEAK_ROUNDS = 0.05, 2_000
 
 
 @dataclass
@@ -90,6 +88,7 @@ class Exported:
 
     Attributes:
         quantized: the path of its quantized file, or None.
+        converts: whether OpenVINO's converter reads that, as its plug-in would crash.
     """
 
     name: str
@@ -97,6 +96,7 @@ class Exported:
     images: dict[int, np.ndarray]
     logits: dict[int, np.ndarray]
     quantized: str | None = None
+    converts: bool = False
 
 
 def quantize(path: str, images: np.ndarray, folder: Path) -> str:
@@ -120,15 +120,6 @@ def quantize(path: str, images: np.ndarray, folder: Path) -> str:
     return made
 
 
-def integer_peak() -> float:
-    """Measures the multiply-adds a second of 8-bit integers of one core."""
-    best, end = 0.0, time.perf_counter() + PEAK_S
-    while (start := time.perf_counter()) < end:
-        count = _cpu.integer_burst(PEAK_ROUNDS)
-        best = max(best, count / (time.perf_counter() - start))
-    return best
-
-
 def multiply_adds(path: str, batch: int) -> int:
     """Returns the multiply-adds of a network's convolutions and matrix products."""
     graph = Model(load(path, batch=batch)).base
@@ -144,7 +135,9 @@ def make(name: str, options: Any, folder: Path) -> Exported:
     """
     exported = _exported(name, options, folder)
     if INT8 in options.dtype:
-        exported.quantized = quantize(exported.path, exported.images[options.batch[0]], folder)
+        images = exported.images[options.batch[0]]
+        exported.quantized = quantize(exported.path, images, folder)
+        exported.converts = openvino_crashes(exported.quantized, images.shape)
     return exported
 
 
@@ -206,12 +199,16 @@ def contestants(
     """Returns who is installed; ``missing`` collects who is not, with the reason."""
     images, path = exported.images[batch], exported.path
     shape = exported.logits[batch].shape
-    found = [*ours(exported, batch, threads, dtypes)]
+    compared = ["float32"] if exported.name in TO_FLOAT32 and INT8 in dtypes else []
+    found = [*ours(exported, batch, threads, list(dict.fromkeys([*dtypes, *compared])))]
     floats, integers = [dtype for dtype in dtypes if dtype != INT8], exported.quantized
     for name, make_them in (
         ("OpenVINO", lambda: openvino_on(path, images, threads, floats)),
         ("ONNX Runtime", lambda: onnxruntime_on(path, images, shape, threads) if floats else ()),
-        ("OpenVINO", lambda: in_int8(openvino_on(integers, images, threads, ["float32"]))),
+        (
+            "OpenVINO",
+            lambda: in_int8(openvino_on(integers, images, threads, ["float32"], exported.converts)),
+        ),
         ("ONNX Runtime", lambda: in_int8(onnxruntime_on(integers, images, shape, threads))),
     )[: 4 if integers else 2]:
         if name in missing:
@@ -236,10 +233,12 @@ def compete(
     dtypes: Sequence[str],
     repeats: int,
     missing: dict[str, str],
-) -> tuple[list[Row], float, float]:
-    """Compares the contestants' logits, then times them interleaved; returns also a core's peaks.
+) -> tuple[list[Row], dict[str, Any] | None, tuple[float, float, float]]:
+    """Compares the contestants' logits, then times them interleaved.
 
-    These are FLOP/s of float32, and multiply-adds a second of 8-bit integers.
+    Returns:
+        rows, the :class:`~benchmarks.cpu_models_int8.Cell` of int8, and a core's peaks: FLOP/s of float32,
+        multiply-adds a second of 8-bit integers by the instructions that are selected, and by VNNI.
     """
     competing = contestants(exported, batch, threads, dtypes, missing)
     errors = []
@@ -247,7 +246,7 @@ def compete(
         contestant.run()
         found = np.array(contestant.probabilities(), np.float64)
         errors.append(error_of(found, exported.logits[batch]))
-    samples, peak = take_turns(competing, repeats)
+    samples, floats = take_turns(competing, repeats)
     rows = []
     for contestant, error, times in zip(competing, errors, samples, strict=True):
         median = statistics.median(times)
@@ -256,12 +255,12 @@ def compete(
                 min(times), max(times), len(times), batch / median, error)
         )  # fmt: skip
     compare(rows)
-    integers = integer_peak()
+    integers, of_vnni = peak(_cpu.selected_integer_instructions()), peak(vnni())
     work = multiply_adds(exported.path, batch)
     for row in rows:
         if row.dtype == INT8:
             row.share_of_peak = work / row.seconds / (integers * threads)
-    return rows, peak, integers
+    return rows, cell(rows, work, of_vnni), (floats, integers, of_vnni)
 
 
 def compare(rows: Sequence[Row]) -> None:
@@ -343,8 +342,8 @@ def main(arguments: list[str] | None = None) -> int:
         )
     found = result_file.ResultFile(
         "cpu_models", options, arguments, environment=describe_machine(), load=environment.host_load(),
-        integer_instructions=_cpu.selected_integer_instructions(), left_out={}, rows=[], layers=[],
-        memory=None,
+        integer_instructions=_cpu.selected_integer_instructions(), vnni=vnni(), left_out={}, rows=[],
+        int8_cells=[], layers=[], memory=None,
     )  # fmt: skip
     document, peaks = found.document, []
     with tempfile.TemporaryDirectory() as top:
@@ -364,15 +363,22 @@ def main(arguments: list[str] | None = None) -> int:
                 continue
             for threads in options.threads:
                 for batch in options.batch:
-                    rows, *found_peaks = compete(
+                    rows, of_int8, found_peaks = compete(
                         exported, batch, threads, options.dtype, options.repeats, document["left_out"],
                     )  # fmt: skip
                     peaks.append(found_peaks)
                     document["rows"] += [asdict(row) for row in rows]
-                    document["fma_peak_flops"], document["integer_peak_macs"] = (
-                        statistics.median(column) for column in zip(*peaks, strict=True)
-                    )
+                    document |= {
+                        name: statistics.median(column)
+                        for name, column in zip(
+                            ("fma_peak_flops", "integer_peak_macs", "vnni_peak_macs"),
+                            zip(*peaks, strict=True), strict=True,
+                        )
+                    }  # fmt: skip
                     _show(rows)
+                    if of_int8:
+                        document["int8_cells"].append(of_int8)
+                        print(f"  {verdict(of_int8)}", flush=True)
             if exported.name == SHOWN:
                 document["layers"] = layers(exported, 1)
                 task = {"file": exported.path, "threads": 1, "batch": 1}

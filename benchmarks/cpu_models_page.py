@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from .cpu_models_int8 import INT8, table
+
 #: How many times as fast as the better library a network is to be, in float32.
 TARGETS = {
     "vgg16": 1.5, "resnet18": 1.5, "resnet50": 1.2, "densenet121": 1.2, "squeezenet1_1": 1.2,
@@ -12,8 +14,6 @@ TARGETS = {
 }  # fmt: skip
 #: What the error of the logits may be of ONNX Runtime's, and peak memory of the weights.
 MOST_ERROR, MOST_MEMORY = 2.0, 1.5
-#: The type of the contestants that read a quantized file.
-INT8 = "int8"
 #: Whose layers and memory are shown.
 SHOWN = "resnet50"
 
@@ -49,7 +49,7 @@ def markdown(document: Mapping[str, Any]) -> str:
         f"- Command: `{document['command']}`",
         f"- Peaks of one core, measured in this run: {peak / 1e9:.1f} GFLOP/s of float32 FMA,",
         f"  {document['integer_peak_macs'] / 1e9:.1f} GMAC/s of 8-bit integers by "
-        f"{document['integer_instructions']}",
+        f"{document['integer_instructions']}, {document['vnni_peak_macs'] / 1e9:.1f} by {document['vnni']}",
         "- Numbers are medians of one pass in milliseconds, interleaved. Ratio: how many times",
         "  as fast as the better library of the first type; bfloat16's beside OpenVINO's; int8's with its",
         "  share of the integers' peak. Errors: the largest",
@@ -72,12 +72,15 @@ def markdown(document: Mapping[str, Any]) -> str:
             share = f"{_number(whole['ratio'])} ({whole['share_of_peak']:.0%})" if whole else "-"
             times = [f"{by_name[n]['seconds'] * 1e3:.2f}" if n in by_name else "-" for n in names]
             errors = ", ".join(f"{by_name[n]['error']:.1e}" for n in names if n in by_name)
+            ratio = row["ratio"] if row["dtype"] == "float32" else None
             lines.append(
-                f"| {network} | {' | '.join(times)} | {_ratio(row['ratio'], TARGETS.get(network))} "
+                f"| {network} | {' | '.join(times)} | {_ratio(ratio, TARGETS.get(network))} "
                 f"| {TARGETS.get(network, '-')} | {_number(short['ratio'] if short else None)} | {share} "
                 f"| {errors} "
                 f"| {_number(row['error_ratio'])} |"
             )
+    if document["int8_cells"]:
+        lines += table(document["int8_cells"])
     if document["layers"]:
         lines += ["", f"## Layers of {SHOWN}, batch 1, threads 1", ""]
         lines += ["| layer | kernel | us | GFLOP/s | of the peak |", "|---|---|--:|--:|--:|"]

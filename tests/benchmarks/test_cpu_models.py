@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import onnx
@@ -114,7 +115,8 @@ def test_quantized_files_run_beside_their_peak(network, tmp_path):
     assert {(row["name"], row["batch"]) for row in rows} >= {
         (name, batch) for name in ("cnn_engine", "ONNX Runtime") for batch in (1, 2)
     }
-    assert document["rows"] == rows
+    others = [row for row in document["rows"] if row not in rows]
+    assert {(row["name"], row["dtype"]) for row in others} == {("cnn_engine", "float32")}
     work = (16 * 27 * 144 + 16 * 9 * 36 + 160) / document["integer_peak_macs"]
     for row in rows:
         assert 0 < row["error"] < 0.1  # that of 8 bits
@@ -122,3 +124,48 @@ def test_quantized_files_run_beside_their_peak(network, tmp_path):
         assert row["share_of_peak"] == pytest.approx(share, rel=0.5)
         assert not row["ours"] or row["ratio"] > 0
     assert "GMAC/s of 8-bit integers" in page.read_text()
+    cells = document["int8_cells"]
+    assert [one["batch"] for one in cells] == [1, 2]
+    for one in cells:
+        assert one["ratio"] == pytest.approx(one["peer_seconds"] / one["seconds"])
+        assert one["vnni_share"] == pytest.approx(one["ratio"] * one["peer_vnni_share"])
+        assert one["to_float32"] > 0
+    met = sum(one["met"] for one in cells)
+    assert f"of 2 cells, {met} meet their goal" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("peer", "own", "whole", "met"),
+    [
+        (2.0, 1.59, 9.0, True),  # the peer is below 65 % of the peak, and 1.26 times as slow
+        (2.0, 1.61, 9.0, False),
+        (1.5, 1.1, 9.0, True),  # above it, and ours is at 91 %
+        (1.5, 1.2, 9.0, False),
+        (1.05, 1.06, 9.0, False),  # not ahead
+        (2.0, 1.0, 2.7, False),  # 2.7 times as fast as our float32
+    ],
+)
+def test_goals_of_int8(peer, own, whole, met):
+    rows = [row("OpenVINO", "int8", peer, 1e-2), row("ONNX Runtime", "int8", 3.0, 1e-2)]
+    for dtype, seconds in (("int8", own), ("float32", whole)):
+        rows.append(row("cnn_engine", dtype, seconds, 1e-2, ours=True))
+    for one in rows:
+        one.network = "resnet50"
+    cpu_models.compare(rows)
+    found = cpu_models.cell(rows, multiply_adds=100, vnni_peak=100.0)
+    assert found["met"] is met
+    assert found["best_peer"] == "OpenVINO"
+    assert found["vnni_share"] == pytest.approx(1 / own)
+    assert ("MISSES" in cpu_models.verdict(found)) is not met
+
+
+def test_a_file_that_would_crash_openvino_is_found_in_another_process(monkeypatch, tmp_path):
+    def run(code):
+        monkeypatch.setattr(sys, "executable", code)
+        return cpu_models.openvino_crashes("net.onnx", (1, 3, 8, 8))
+
+    for status, crashes in (("kill -SEGV $$", True), ("exit 1", False), ("exit 0", False)):
+        stand_in = tmp_path / "python"
+        stand_in.write_text(f"#!/bin/sh\n{status}\n")
+        stand_in.chmod(0o755)
+        assert run(str(stand_in)) is crashes
