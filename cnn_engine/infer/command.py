@@ -104,6 +104,8 @@ class _Run:
             if todo:
                 supervisor.run(self._folder, todo, self._id, opening, tick)
             self._working_s = perf_counter() - begin
+            if todo:
+                self._folder.check_unchanged(every, {**before, **supervisor.done}, self._id)
             if todo and options.ceilings:
                 self._measure([shard for shard in todo if shard.index in supervisor.done])
         except KeyboardInterrupt:
@@ -115,6 +117,8 @@ class _Run:
         self._metrics.write(tracker.state(supervisor), supervisor.counts.stages, now=True)
         manifest = self._finish(every)
         self._report(hello, every, mine, before, todo, manifest, interrupted)
+        if manifest["complete"] and not manifest["images"]:
+            raise expected("INPUT", "at least one image", "none")
         if interrupted:
             left = len(todo) - len(supervisor.done)
             raise KeyboardInterrupt(

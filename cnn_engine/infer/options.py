@@ -150,7 +150,7 @@ def check_options(options: argparse.Namespace) -> None:
     """
     if not options.inputs:
         raise expected("INPUT", "a folder or file of images", "none")
-    if options.output is None:
+    if not options.output:
         raise expected("--output", "a folder for the rows", "none")
     if (options.shard_index is None) != (options.shard_count is None):
         raise expected("--shard-index", "--shard-count with it", "one without the other")

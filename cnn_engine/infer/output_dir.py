@@ -30,7 +30,7 @@ from ..io.files import atomic_write, describe_os_error, make_folder, read_json
 from . import output, shards, stamps
 from .formats import Source
 from .output import OutputError, Record
-from .shards import Piece, Shard, Totals
+from .shards import Shard, Totals
 
 SCHEMA = 1
 _DOCUMENT = {
@@ -100,11 +100,11 @@ class Folder:
 
     def clean(self) -> None:
         """Removes files that killed workers left half-written."""
-        for path in self.temporary.iterdir():
+        for path in _entries(self.temporary):
             with suppress(OSError):
                 path.unlink()
         if self.count == 1:  # and what a command that was killed did, also one of an array
-            for place in (self.run / "temporary").iterdir():
+            for place in _entries(self.run / "temporary"):
                 if place != self.temporary:
                     shutil.rmtree(place, ignore_errors=True)
         for path in (*self.path.glob(f".{MANIFEST}.*"), *self.run.glob(".run.json.*")):
@@ -252,32 +252,64 @@ class Folder:
             InputError: a file changed.
             OutputError: what was mended cannot be noted.
         """
+        mended, aside = self._noted(run)
+        changed: dict[str, tuple[str, str]] = {}
+        free: dict[str, str] = {}
+        for shard, path, before, now in self._changes(every, mended, stamps.stamp):
+            changed[path] = (before, now)
+            if shard.index in aside and shard.index not in done:
+                free[path] = now
+        for path, (before, now) in changed.items():
+            if path not in free:
+                raise self._another(path, before, now)
+        for path, now in free.items():
+            self._note({"run": run, "input": path, "stamp": now})
+
+    def check_unchanged(self, every: list[Shard], done: dict[int, Record], run: str) -> None:
+        """Checks that the files of shards that are done did not change meanwhile, by sizes and times.
+
+        Raises:
+            InputError: a file changed, so that rows may be of either.
+        """
+        mended, _ = self._noted(run)
+        known = {path: stamps.without_digest(stamp) for path, stamp in mended.items()}
+        for shard, path, before, now in self._changes(every, known, stamps.unread):
+            if shard.index in done:
+                raise self._another(path, before, now)
+
+    def _noted(self, run: str) -> tuple[dict[str, str], set[int]]:
+        """Returns the stamps of inputs that were mended, and the shards that were set aside."""
         mended, aside = {}, set()
         for row in self._ledger_rows(run):
             if isinstance(row.get("input"), str) and isinstance(row.get("stamp"), str):
                 mended[row["input"]] = row["stamp"]
             elif row.get("set_aside") and type(row.get("shard")) is int:
                 aside.add(row["shard"])
+        return mended, aside
+
+    def _changes(
+        self, every: list[Shard], mended: dict[str, str], of: Callable[[str, str], str]
+    ) -> Iterator[tuple[Shard, str, str, str]]:
+        """Yields the shards of this command with an input that changed, its path, and both stamps."""
         mine = {shard.index for shard in self.mine(every)}
-        changed: dict[str, tuple[str, str]] = {}
-        free: dict[str, str] = {}
         path, now = None, None
         for shard, pieces in shards.pieces_by_shard(self.run, every):
             for piece in pieces if shard.index in mine else ():
                 if piece.path != path:
-                    path, now = piece.path, _stamp_now(piece)
-                before = mended.get(path, piece.stamp)
-                if not before or now in (None, before):
-                    continue
-                changed[path] = (before, now)
-                if shard.index in aside and shard.index not in done:
-                    free[path] = now
-        for path, (before, now) in changed.items():
-            if path not in free:
-                found = f"another {stamps.difference(before, now)}; choose another --output"
-                raise expected(path, f"it as when {self.path} was begun", found)
-        for path, now in free.items():
-            self._note({"run": run, "input": path, "stamp": now})
+                    path, now = piece.path, None
+                    with suppress(OSError):
+                        now = of(piece.kind, path)
+                before = mended.get(path)
+                if before is None and piece.stamp:
+                    before = (
+                        piece.stamp if of is stamps.stamp else stamps.without_digest(piece.stamp)
+                    )
+                if before and now not in (None, before):
+                    yield shard, path, before, now
+
+    def _another(self, path: str, before: str, now: str) -> InputError:
+        found = f"another {stamps.difference(before, now)}; choose another --output"
+        return expected(path, f"it as when {self.path} was begun", found)
 
     # ---- what is done ----
 
@@ -443,10 +475,12 @@ def _checksum(document: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
 
 
-def _stamp_now(piece: Piece) -> str | None:
-    with suppress(OSError):
-        return stamps.stamp(piece.kind, piece.path)
-    return None
+def _entries(folder: Path) -> list[Path]:
+    """Returns what is in a folder: nothing where somebody took it away."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
 
 
 def _size(entry: os.DirEntry) -> int:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import infer_inputs
@@ -439,7 +440,9 @@ def test_an_array_of_jobs_shares_a_folder(images, tmp_path):
         (["nowhere", "--output", "out"], "nowhere: expected a file, a folder or a glob of some, "
          "found nothing"),
         (["empty", "--output", "out"], "INPUT: expected at least one image, found none"),
+        (["empty.tar", "--output", "out"], "INPUT: expected at least one image, found none"),
         (["in"], "--output: expected a folder for the rows, found none"),
+        (["in", "--output", ""], "--output: expected a folder for the rows, found none"),
         (["in", "in/part-000.npy", "--output", "out"], "in/part-000.npy: expected each image once, found "),
         (["in", "--output", "in/out"], "--output: expected a folder outside of the input in, found in/out"),
         (["wrong.npy", "--output", "out"], "wrong.npy: expected images of [3, 32, 32], as the network reads, "
@@ -463,6 +466,7 @@ def test_what_is_at_fault_is_one_line(words, message, images, tmp_path, monkeypa
     Path("text.txt").write_text("hello")
     np.save("wrong.npy", np.zeros((2, 1, 5, 5), np.uint8))
     os.mkfifo("pipe.npy")
+    tarfile.open("empty.tar", "w").close()
     assert run(*words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {message}") or (message == "variant" and message in line)

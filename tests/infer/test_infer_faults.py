@@ -149,6 +149,32 @@ def test_a_full_disk_ends_the_command_in_one_line(inputs, wanted, tmp_path):
     mended(inputs, out, wanted)
 
 
+def test_a_folder_that_is_gone_ends_the_command_in_one_line(inputs, tmp_path):
+    out = tmp_path / "out"
+    found = run(inputs, out, disturb=f"os.rename({str(out)!r}, {str(tmp_path / 'away')!r})")
+    assert found.code == 2
+    (line,) = found.errors.splitlines()
+    assert line.startswith("error: ")
+    assert "No such file or directory" in line
+
+
+def test_an_input_that_is_replaced_meanwhile_is_an_error(tmp_path):
+    """Rows may be of either file: those of the first shard are of the one that is gone."""
+    images = infer_inputs.pixels(COUNT)
+    infer_inputs.make("npy", tmp_path / "in", images)
+    (path,) = (tmp_path / "in").iterdir()
+    infer_inputs.make("npy", tmp_path / "other", 255 - images)
+    (other,) = (tmp_path / "other").iterdir()
+    found = run(
+        tmp_path / "in", tmp_path / "out", disturb=f"os.replace({str(other)!r}, {str(path)!r})"
+    )
+    assert found.code == 2
+    assert found.errors == (
+        f"error: {path}: expected it as when {tmp_path / 'out'} was begun, found another time of change; "
+        "choose another --output\n"
+    )
+
+
 def test_a_second_command_on_the_same_folder_is_refused(inputs, wanted, tmp_path, capsys):
     out = tmp_path / "out"
     words = [str(inputs), "--output", str(out), *WORDS]
