@@ -143,8 +143,10 @@ def make_folder(path: str | os.PathLike[str], option: str) -> Path:
     """Creates ``path`` and its parents where they are missing.
 
     Raises:
-        InputError: it cannot be created.
+        InputError: it cannot be created, or has no name, as where a variable of a script is not set.
     """
+    if not os.fspath(path):
+        raise InputError(f"{option}: expected a folder, found no name")
     path = Path(path)
     try:
         path.mkdir(parents=True, exist_ok=True)

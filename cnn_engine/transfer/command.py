@@ -140,6 +140,8 @@ def main(arguments: list[str] | None = None) -> int:
             raise expected(f"--{name.replace('_', '-')}", "--plan with it", "none")
     modes = _modes(options, dtype)
     asked = _sizes(options.predict, "--predict") if options.predict else None
+    if not options.output:
+        raise expected("--output", "a folder", "no name")
     output = Path(options.output)
     names = [subjects.path_safe(name) for name in options.network]
     names += [subject.folder for subject in models]

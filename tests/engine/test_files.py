@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from cnn_engine.__main__ import main
 from cnn_engine.errors import InputError
 from cnn_engine.io import files
 
@@ -38,6 +39,15 @@ def test_what_is_longer_than_expected_is_refused_and_not_cut_off(tmp_path):
 def test_a_name_that_is_too_long_is_one_line(tmp_path, path):
     with pytest.raises(InputError, match="^--json: "):
         files.check_writable(tmp_path / path, "--json")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_without_a_name_is_not_the_current_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for command in ("ensemble", "characterize"):
+        assert main([command, "--output", "", "--device", "cpu"]) == 2
+    with pytest.raises(InputError, match="^--output: expected a folder, found no name"):
+        files.make_folder("", "--output")
     assert not list(tmp_path.iterdir())
 
 
