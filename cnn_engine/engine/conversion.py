@@ -101,8 +101,8 @@ def _host_array(name: str, given: Any) -> np.ndarray | None:
     if isinstance(given, (list, tuple, int, float)):
         try:
             return np.array(given)
-        except ValueError as error:
-            raise expected(name, "lists of equal lengths, of numbers", error) from None
+        except ValueError:
+            raise expected(name, "lists of equal lengths, of numbers", "others") from None
     try:
         if given.__dlpack_device__()[0] == 1:  # kDLCPU
             return np.from_dlpack(given)

@@ -164,7 +164,7 @@ def pixels_of(
     pixels = _of_memory(
         image, name, lambda pillow, found: _prepared(pillow, found, name, preprocess, shape[0])
     )
-    _check_shape(pixels, preprocess, shape, name)
+    _check_shape(pixels, preprocess, shape, name, "preprocess= of cnn_engine.Classifier")
     return pixels
 
 
@@ -190,11 +190,15 @@ def _of_memory(image: Any, name: str, work: Callable[[Any, Any], Any]) -> Any:
 
 
 def _check_shape(
-    pixels: np.ndarray, preprocess: Preprocess, shape: tuple[int, ...], name: str
+    pixels: np.ndarray,
+    preprocess: Preprocess,
+    shape: tuple[int, ...],
+    name: str,
+    option: str = "--preprocess",
 ) -> None:
     if pixels.shape != tuple(shape):
         found = f"{pixels.shape[1]}x{pixels.shape[2]}"
-        hint = "" if preprocess.size else " (--preprocess resizes and crops)"
+        hint = "" if preprocess.size else f" ({option} resizes and crops)"
         raise expected(name, f"an image of {shape[1]}x{shape[2]}{hint}", found)
 
 

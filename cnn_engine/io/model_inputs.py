@@ -199,7 +199,7 @@ def check(form: Form, path: str, found: Mapping[str, np.ndarray]) -> int:
             if array.ndim != 4 or not len(array):
                 found_shape = f"shape {list(array.shape)}"
                 raise expected(path, "images [N, C, H, W], at least one", found_shape)
-        called = f"{path}: {value.name}"
+        called = value.name if path == value.name else f"{path}: {value.name}"
         if array.dtype.name != dtype:
             raise expected(called, f"type {dtype}", array.dtype.name)
         row = form.rows.get(value.name)

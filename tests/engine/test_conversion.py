@@ -57,7 +57,8 @@ def test_pillows_images_are_prepared_as_the_models_file_says(cifar10):
     pixels = np.stack([np.asarray(photo).transpose(2, 0, 1) for photo in photos]).copy()
     assert cifar10.predict(photos).tobytes() == cifar10.predict(pixels).tobytes()
     assert cifar10.predict(photos[0]).tobytes() == cifar10.predict(pixels[:1]).tobytes()
-    with pytest.raises(InputError, match="images: expected an image of 32x32 .*found 40x32"):
+    words = r"images: expected an image of 32x32 \(preprocess= of cnn_engine.*found 40x32"
+    with pytest.raises(InputError, match=words):
         cifar10.predict(picture(40, 32))
 
     nodes = [
