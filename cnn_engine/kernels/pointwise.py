@@ -100,11 +100,44 @@ def _make_binary(call: Call) -> Bound:
     return call.native("binary", *call.input_addresses, call.output_addresses[0], shape, function)
 
 
+#: Types of elements that are compared, and that become floats.
+_COMPARED = "float32", "int32", "int64"
+_CONVERTED = "bool", "uint8", "int8", "int32", "int64"
+
+
+def _make_compare(call: Call) -> Bound:
+    kind, (x, y), (out,) = call.node.op.kind, call.inputs, call.outputs
+    at = call.input_addresses
+    if kind.startswith("greater"):
+        x, y, at = y, x, at[::-1]
+    steps = [repeated(value.shape, out.shape) for value in (x, y)]
+    shape = _cpu.BinaryShape(*chain(*walk(out.shape, *steps, row_major(out.shape))))
+    number = getattr(_cpu.NumberType, x.dtype)
+    less, or_equal = kind != "equal", kind.endswith("equal")
+    return call.native("compare", *at, call.output_addresses[0], shape, number, less, or_equal)
+
+
+def _make_to_float32(call: Call) -> Bound:
+    x, number = call.inputs[0], getattr(_cpu.NumberType, call.inputs[0].dtype)
+    return call.native(
+        "to_float32", call.input_addresses[0], call.output_addresses[0], x.size, number
+    )
+
+
+def _to_float32_why_not(node: Node, graph: Graph) -> str | None:
+    op = node.op
+    return None if op.dtype == "float32" else f"expected a cast to float32, found {op.dtype}"
+
+
 def _broadcast_why_not(node: Node, graph: Graph) -> str | None:
-    inputs, (out,) = graph.inputs_of(node), graph.outputs_of(node)
-    for value in inputs[-2:]:
+    for value in graph.inputs_of(node)[-2:]:
         if value.dtype != "float32":
             return f"expected float32, found {value.dtype}"
+    return _dimensions_why_not(node, graph)
+
+
+def _dimensions_why_not(node: Node, graph: Graph) -> str | None:
+    inputs, (out,) = graph.inputs_of(node), graph.outputs_of(node)
     if len(out.shape) <= MOST:
         return None
     steps = [repeated(value.shape, out.shape) for value in inputs]
@@ -208,4 +241,16 @@ ROWS: list[Kernel] = [
         pitched=(None, *range(MOST_INPUTS)),
     ),
     *on_both("where", "where", _make_where, dtypes=("bool",), why_not=_broadcast_why_not),
+    *(
+        Kernel(kind, "compare", "cpu", _make_compare, dtypes=_COMPARED, why_not=_dimensions_why_not)
+        for kind in ("equal", "less", "less_or_equal", "greater", "greater_or_equal")
+    ),
+    Kernel(
+        "cast",
+        "to_float32",
+        "cpu",
+        _make_to_float32,
+        dtypes=_CONVERTED,
+        why_not=_to_float32_why_not,
+    ),
 ]

@@ -247,6 +247,57 @@ def test_cumulative(rng, kind, axis, exclusive, reverse):
         np.testing.assert_array_equal(found, wanted, strict=True)
 
 
+def run_node(op, *arrays):
+    """Returns what an engine of one node on the CPU makes of arrays, and the kernel that ran it."""
+    names = [f"x{place}" for place in range(len(arrays))]
+    inputs = tuple(Value(n, a.shape, a.dtype.name) for n, a in zip(names, arrays, strict=True))
+    graph = Graph("test", inputs, ("y",), (Node("node", op, tuple(names), ("y",)),), {})
+    with Engine(graph, device="cpu") as engine:
+        found = engine.run(dict(zip(names, arrays, strict=True)))["y"]
+        (shelf,) = engine._plans.pool._shelves.values()
+        return found, shelf.idle[0].steps[0].kernel
+
+
+@pytest.mark.parametrize(
+    ("kind", "function"),
+    [
+        ("equal", np.equal), ("less", np.less), ("less_or_equal", np.less_equal),
+        ("greater", np.greater), ("greater_or_equal", np.greater_equal),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", ["float32", "int32", "int64", "uint8", "float64"])
+@pytest.mark.parametrize(
+    "shapes", [((3, 70), (3, 70)), ((5, 1), (1, 37)), ((), (2, 3)), ((4, 3, 5), (3, 1))], ids=str
+)
+def test_compare(instruction_set, rng, kind, function, dtype, shapes):
+    """NaN is unequal to all, and -0 equal to 0; other types are compared by NumPy."""
+    x, y = (rng.integers(0, 4, shape).astype(dtype) for shape in shapes)
+    if x.dtype.kind == "f":
+        x[x == 2], y[y == 3], y[y == 0] = np.nan, np.nan, -0.0
+    elif dtype == "int64":
+        x += 1 << 40
+        y += 1 << 40
+    found, kernel = run_node(KINDS[kind](), x, y)
+    np.testing.assert_array_equal(found, function(x, y), strict=True)
+    assert kernel == ("numpy" if dtype in ("uint8", "float64") else "compare")
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int32", "int64"])
+@pytest.mark.parametrize("size", [0, 1, 37, 1000])
+def test_to_float32(instruction_set, rng, dtype, size):
+    """Whole numbers are rounded half to even, as NumPy rounds them; any byte but 0 is true."""
+    kind = np.dtype("uint8" if dtype == "bool" else dtype)
+    limits = np.iinfo(kind)
+    x = rng.integers(limits.min, limits.max, size, kind, endpoint=True)
+    x[:2] = np.array([limits.min, limits.max], kind)[:size]
+    x = x.view(dtype)
+    found, kernel = run_node(KINDS["cast"]("float32"), x)
+    np.testing.assert_array_equal(found, x.astype(np.float32), strict=True)
+    assert kernel == "to_float32"
+    if dtype != "bool":
+        assert run_node(KINDS["cast"]("float64"), x)[1] == "numpy"
+
+
 @pytest.mark.parametrize("kind", ["softmax", "log_softmax"])
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("shape", [(3, 9), (3, 9, 5)], ids=str)
