@@ -6,7 +6,8 @@ Layers, each for itself, since no system offers all:
 - **namespaces** (user, PID, and network for what needs none): other processes cannot be signalled, traced or
   read, and all that was started is killed with the first process;
 - **Landlock**: files are written below named folders alone; no signals or tracing beyond;
-- **seccomp**: a filter of system calls: no tracing; for a kernel no processes either, only threads.
+- **seccomp**: a filter of system calls: no tracing, and no sockets for what needs no network; for a kernel no
+  processes either, only threads.
 
 Every process dies with the one that started it. :func:`end` kills the whole tree, whatever layers there are.
 """

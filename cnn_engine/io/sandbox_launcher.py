@@ -43,7 +43,7 @@ def main() -> None:
             drop_capabilities()
         if landlock(spec["writable"]):
             layers.append("Landlock")
-        if seccomp(spec["processes"]):
+        if seccomp(spec["processes"], spec["network"]):
             layers.append("seccomp")
     os.environ["CNN_ENGINE_SANDBOX"] = ",".join(layers)
     try:
@@ -229,7 +229,7 @@ CALLS = {
     "bpf": (321, 280), "perf_event_open": (298, 241), "mount": (165, 40), "unshare": (272, 97),
     "setpriority": (141, 140), "sched_setscheduler": (144, 119), "sched_setattr": (314, 274),
     "ioprio_set": (251, 30), "timer_create": (222, 107), "sched_setaffinity": (203, 122),
-    "fcntl": (72, 25), "setns": (308, 268), "keyctl": (250, 219), "add_key": (248, 217),
+    "fcntl": (72, 25), "setns": (308, 268), "socket": (41, 198), "keyctl": (250, 219), "add_key": (248, 217),
 }  # fmt: skip
 
 #: What even a command that starts processes, such as a compiler, may not ask.
@@ -254,7 +254,7 @@ LOAD, JUMP_EQUAL, JUMP_SET, RETURN = 0x20, 0x15, 0x45, 0x06
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
 
 
-def seccomp(processes: bool) -> bool:
+def seccomp(processes: bool, network: bool) -> bool:
     """Refuses system calls; see :data:`ALWAYS` and :data:`ALONE`."""
     machines = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
     column, architecture = machines.get(platform.machine(), (0, 0))
@@ -289,6 +289,10 @@ def seccomp(processes: bool) -> bool:
 
     for name in ALWAYS if processes else ALONE:
         refuse(name, EPERM)
+    if (
+        not network
+    ):  # a socket that has a path is reached from any network namespace, such as D-Bus'
+        refuse("socket", EPERM)
     if not processes:
         # Its arguments are in memory, where no filter sees them; libraries fall back to clone.
         refuse("clone3", ENOSYS)

@@ -33,6 +33,8 @@ PROBES = {
     "writes a file": "opens_to_write(victim)",
     "makes a file": "opens_to_write(victim + \".new\")",
     "removes a file": "unlink(victim.c_str()) == 0",
+    "opens a socket of files": "syscall(SYS_socket, 1, 1, 0) >= 0",
+    "opens a socket of networks": "syscall(SYS_socket, 2, 1, 0) >= 0",
     "keeps memory in a file": "syscall(SYS_memfd_create, \"m\", 0) >= 0",
     "keeps memory of System V": "shmget(IPC_PRIVATE, 1 << 30, IPC_CREAT) >= 0",
 }  # fmt: skip
