@@ -114,12 +114,19 @@ def _header(recipes: dict[str, Recipe], device: str, command: str, images: int) 
     }
 
 
+class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Help with each default, where there is one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
+
+
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     recipe = Recipe()
     parser = cli.ArgumentParser(
         prog=f"python -m {__package__}.train",
         description="Trains the cifar10 network and writes its weights.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_Defaults,
     )
     add = parser.add_argument
     count, amount = cli.whole_number(1, 1_000_000), cli.number(0, 1000)

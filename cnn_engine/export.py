@@ -446,7 +446,7 @@ def _shape(text: str) -> tuple[int, ...]:
     convert = cli.whole_number(1, 65536)
     sizes = tuple(convert(word) for word in text.split(","))
     if len(sizes) != 3:
-        raise expected("--input-shape", "channels, rows and columns", text)
+        raise argparse.ArgumentTypeError(f"expected channels, rows and columns, found {text!r}")
     return sizes
 
 

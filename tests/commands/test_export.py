@@ -177,6 +177,13 @@ def test_what_is_no_model(models, capsys, tmp_path, spec, message):
     assert not output.exists()
 
 
+def test_an_input_shape_of_two_sizes(capsys, tmp_path):
+    words = ["nothing:at_all", "--output", str(tmp_path / "net.onnx"), "--input-shape", "3,64"]
+    assert export.main(words) == 2
+    message = "error: --input-shape: expected channels, rows and columns, found '3,64'\n"
+    assert capsys.readouterr().err == message
+
+
 def test_what_cannot_be_exported(models, capsys, tmp_path):
     pytest.importorskip("onnxscript")
     output = tmp_path / "net.onnx"
