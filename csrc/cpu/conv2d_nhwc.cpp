@@ -11,11 +11,20 @@
 
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 
+namespace {
+
+// Groups of several channels go directly where vectors do not hold whole ones.
+bool is_depthwise(const Conv2dShape& p, Conv2dMethod method) {
+  return method == Conv2dMethod::depthwise && (p.group_channels() == 1 || has_lanes_of_groups(p));
+}
+
+}  // namespace
+
 std::int64_t conv2d_nhwc_packed(const Conv2dShape& p, Conv2dMethod method) {
   if (method == Conv2dMethod::winograd4 || method == Conv2dMethod::winograd2) {
     return WinogradShape(p, method).packed(p);
   }
-  if (method == Conv2dMethod::depthwise) return depthwise_packed(p);
+  if (is_depthwise(p, method)) return depthwise_packed(p);
   if (method == Conv2dMethod::planar && is_phased(p)) return phases_packed(p);
   return direct_packed<Float32>(p, method == Conv2dMethod::planar);
 }
@@ -29,7 +38,7 @@ void conv2d_nhwc_pack(const float* weight, float* packed, const Conv2dShape& sha
     __builtin_memcpy(packed, &bound, sizeof bound);
     return direct_pack<Float32>(weight, packed + kBoundFloats, p);
   }
-  if (method == Conv2dMethod::depthwise) return depthwise_pack(weight, packed, p);
+  if (is_depthwise(p, method)) return depthwise_pack(weight, packed, p);
   if (method == Conv2dMethod::planar && is_phased(p)) {
     const WindowBound bound = phases_bound(weight, p);
     if (bound.fits != 0.0f) return phases_pack(weight, packed, bound, p);
@@ -47,7 +56,7 @@ std::int64_t scratch_floats(const Conv2dShape& p, Conv2dMethod method) {
     const std::int64_t bands = direct_scratch<Float32>(p);
     return tiles > bands ? tiles : bands;
   }
-  if (method == Conv2dMethod::depthwise) return depthwise_scratch(p);
+  if (is_depthwise(p, method)) return depthwise_scratch(p);
   if (method == Conv2dMethod::planar && is_phased(p)) {
     const std::int64_t tiles = PhasesShape(p).floats(p), bands = direct_scratch<Float32>(p, true);
     return tiles > bands ? tiles : bands;
@@ -93,8 +102,11 @@ void conv2d_nhwc(const float* input, const float* packed, const float* bias, con
       }
       return banded(call, scratch, p, true, threads);
     case Conv2dMethod::depthwise:
-      return depthwise(input, packed, bias, residual, output, scratch, p, pitches, call.activation,
-                       threads);
+      if (is_depthwise(p, method)) {
+        return depthwise(input, packed, bias, residual, output, scratch, p, pitches,
+                         call.activation, threads);
+      }
+      [[fallthrough]];
     case Conv2dMethod::direct:
       if (is_pointwise(p)) return pointwise(call, scratch, p, threads);
       if (is_trimmed(p) && !call.prologue.any()) return trimmed(call, scratch, p, threads);

@@ -16,26 +16,53 @@ CNN_ENGINE_INLINE void finish_depthwise(const DepthwiseRow& d, Vec<W> value, int
   }
 }
 
+// What the filters of a vector read of the channels beside them: with one channel a group these
+// channels, else in each lane the one that is `part` of its filter's group.
+template <int W, bool Grouped>
+struct Lanes {
+  typedef int Index __attribute__((vector_size(W * 4)));
+  Index first{};  // lanes of the groups' first channels
+
+  CNN_ENGINE_INLINE explicit Lanes([[maybe_unused]] int group) {
+    if constexpr (Grouped && W > 1) {
+      int at[W];
+      for (int i = 0; i < W; ++i) at[i] = i & -group;
+      __builtin_memcpy(&first, at, sizeof first);
+    }
+  }
+  CNN_ENGINE_INLINE Vec<W> load_part(const float* x, [[maybe_unused]] int part) const {
+    if constexpr (Grouped && W > 1) {
+      return __builtin_shuffle(load<W>(x), first + part);
+    } else {
+      return load<W>(x);
+    }
+  }
+};
+
 // Outputs [first, first + T) for channels [c, c + W); from(r, j) is where the jth column that they
 // read lies in the rth row.
-template <int W, int T, int S, int Stride, typename From>
+template <int W, int T, int S, int Stride, bool Grouped, typename From>
 CNN_ENGINE_INLINE void depthwise_block(const DepthwiseRow& d, int first, int c, const From& from) {
   constexpr int J = (T - 1) * Stride + S;
+  const Lanes<W, Grouped> lanes(d.group);
+  const int parts = Grouped ? d.group : 1;
   Vec<W> sum[T];
 #pragma GCC unroll 16
   for (int t = 0; t < T; ++t) sum[t] = Vec<W>{};
   const float* filter = d.weights + c;
   for (int r = 0; r < d.rows; ++r) {
-    Vec<W> weights[S];
+    for (int part = 0; part < parts; ++part) {
+      Vec<W> weights[S];
 #pragma GCC unroll 16
-    for (int s = 0; s < S; ++s, filter += d.weight) weights[s] = load<W>(filter);
+      for (int s = 0; s < S; ++s, filter += d.weight) weights[s] = load<W>(filter);
 #pragma GCC unroll 32
-    for (int j = 0; j < J; ++j) {
-      const Vec<W> x = load<W>(from(r, j) + c);
+      for (int j = 0; j < J; ++j) {
+        const Vec<W> x = lanes.load_part(from(r, j) + c, part);
 #pragma GCC unroll 16
-      for (int t = 0; t < T; ++t) {
-        const int s = j - t * Stride;
-        if (s >= 0 && s < S) sum[t] += x * weights[s];
+        for (int t = 0; t < T; ++t) {
+          const int s = j - t * Stride;
+          if (s >= 0 && s < S) sum[t] += x * weights[s];
+        }
       }
     }
   }
@@ -45,8 +72,10 @@ CNN_ENGINE_INLINE void depthwise_block(const DepthwiseRow& d, int first, int c, 
 
 // The same for any number of kernel offsets and any steps between them. Kernel offsets that lie
 // outside the image for all of these outputs are left out; for some of them, zeros are read.
-template <int W, int T>
+template <int W, int T, bool Grouped>
 CNN_ENGINE_INLINE void depthwise_kernel_offsets(const DepthwiseRow& d, int first, int c) {
+  const Lanes<W, Grouped> lanes(d.group);
+  const int parts = Grouped ? d.group : 1;
   const std::int64_t left = std::int64_t{first} * d.stride - d.pad;
   const std::int64_t span = std::int64_t{T - 1} * d.stride, step = d.stride * d.position;
   int begin = 0, end = d.columns;
@@ -55,9 +84,10 @@ CNN_ENGINE_INLINE void depthwise_kernel_offsets(const DepthwiseRow& d, int first
   constexpr int Q = 4;  // kernel offsets side by side, for all of which an input is loaded once
   const bool side_by_side = d.stride == 1 && d.dilation == 1;
   Vec<W> sum[T] = {};
-  for (int r = 0; r < d.rows; ++r) {
-    const float* row = d.input + r * d.row + c;
-    const float* filter = d.weights + (std::int64_t{r} * d.columns + begin) * d.weight + c;
+  for (int index = 0; index < d.rows * parts; ++index) {
+    const int part = Grouped ? index % parts : 0;
+    const float* row = d.input + (Grouped ? index / parts : index) * d.row + c;
+    const float* filter = d.weights + (std::int64_t{index} * d.columns + begin) * d.weight + c;
     int s = begin;
     for (; side_by_side && left + s >= 0 && s + Q <= end && left + s + T + Q - 1 <= d.width;
          s += Q) {
@@ -67,7 +97,7 @@ CNN_ENGINE_INLINE void depthwise_kernel_offsets(const DepthwiseRow& d, int first
       const float* x = row + (left + s) * d.position;
 #pragma GCC unroll 32
       for (int j = 0; j < T + Q - 1; ++j, x += d.position) {
-        const Vec<W> value = load<W>(x);
+        const Vec<W> value = lanes.load_part(x, part);
 #pragma GCC unroll 4
         for (int q = 0; q < Q; ++q) {
           if (j >= q && j - q < T) sum[j - q] += value * weights[q];
@@ -80,13 +110,14 @@ CNN_ENGINE_INLINE void depthwise_kernel_offsets(const DepthwiseRow& d, int first
       if (at >= 0 && at + span < d.width) {
         const float* x = row + at * d.position;
 #pragma GCC unroll 16
-        for (int t = 0; t < T; ++t) sum[t] += load<W>(x + t * step) * weights;
+        for (int t = 0; t < T; ++t) sum[t] += lanes.load_part(x + t * step, part) * weights;
       } else {
 #pragma GCC unroll 16
         for (int t = 0; t < T; ++t) {
           const std::int64_t column = at + t * d.stride;
           const bool inside = column >= 0 && column < d.width;
-          sum[t] += load<W>(inside ? row + column * d.position : d.zeros + c) * weights;
+          const float* x = inside ? row + column * d.position : d.zeros + c;
+          sum[t] += lanes.load_part(x, part) * weights;
         }
       }
     }
@@ -97,23 +128,23 @@ CNN_ENGINE_INLINE void depthwise_kernel_offsets(const DepthwiseRow& d, int first
 
 // Outputs [first, first + count) of one channel.
 [[gnu::noinline]] void depthwise_ones(const DepthwiseRow& d, int first, int count, int c) {
-  for (int t = 0; t < count; ++t) depthwise_kernel_offsets<1, 1>(d, first + t, c);
+  for (int t = 0; t < count; ++t) depthwise_kernel_offsets<1, 1, false>(d, first + t, c);
 }
 
 // Outputs [first, first + T) of all channels; where these are fewer than a vector, one by one.
-template <int T, int S, int Stride, typename From>
+template <int T, int S, int Stride, bool Grouped, typename From>
 CNN_ENGINE_INLINE void depthwise_channels(const DepthwiseRow& d, int first, const From& from) {
   for_channels(d.channels, [&](auto width, int c) {
     constexpr int W = decltype(width)::value;
     if constexpr (W > 1) {
-      depthwise_block<W, T, S, Stride>(d, first, c, from);
+      depthwise_block<W, T, S, Stride, Grouped>(d, first, c, from);
     } else {
       depthwise_ones(d, first, T, c);
     }
   });
 }
 
-template <int T, int S, int Stride>
+template <int T, int S, int Stride, bool Grouped>
 void depthwise_blocks(const DepthwiseRow& row, int outputs, const float** table) {
   constexpr int J = (T - 1) * Stride + S;
   const DepthwiseRow d = row;  // its own, which no store can change
@@ -125,7 +156,7 @@ void depthwise_blocks(const DepthwiseRow& row, int outputs, const float** table)
       const auto from = [corner, row = d.row, position = d.position](int r, int j) {
         return corner + r * row + j * position;
       };
-      depthwise_channels<T, S, Stride>(d, first, from);
+      depthwise_channels<T, S, Stride, Grouped>(d, first, from);
     } else {
       for (int r = 0; r < d.rows; ++r) {
         for (int j = 0; j < J; ++j) {
@@ -136,12 +167,12 @@ void depthwise_blocks(const DepthwiseRow& row, int outputs, const float** table)
       const auto from = [=](int r, int j) {
         return table[r * J + j];
       };
-      depthwise_channels<T, S, Stride>(d, first, from);
+      depthwise_channels<T, S, Stride, Grouped>(d, first, from);
     }
   }
 }
 
-template <int T>
+template <int T, bool Grouped>
 void depthwise_any_blocks(const DepthwiseRow& row, int outputs, const float**) {
   const DepthwiseRow d = row;
   for (int at = 0; at < outputs; at += T) {
@@ -149,7 +180,7 @@ void depthwise_any_blocks(const DepthwiseRow& row, int outputs, const float**) {
     for_channels(d.channels, [&](auto width, int c) {
       constexpr int W = decltype(width)::value;
       if constexpr (W > 1) {
-        depthwise_kernel_offsets<W, T>(d, first, c);
+        depthwise_kernel_offsets<W, T, Grouped>(d, first, c);
       } else {
         depthwise_ones(d, first, T, c);
       }
@@ -167,23 +198,31 @@ void depthwise_by_blocks(const DepthwiseRow& d, int outputs, const float** table
   one(d, outputs, table);
 }
 
-template <int S, int Stride>
+template <int S, int Stride, bool Grouped = false>
 constexpr DepthwiseRowFunction depthwise_row =
-    depthwise_by_blocks<depthwise_blocks<kDepthwiseColumns, S, Stride>,
-                        depthwise_blocks<7, S, Stride>, depthwise_blocks<4, S, Stride>,
-                        depthwise_blocks<1, S, Stride>>;
+    depthwise_by_blocks<depthwise_blocks<kDepthwiseColumns, S, Stride, Grouped>,
+                        depthwise_blocks<7, S, Stride, Grouped>,
+                        depthwise_blocks<4, S, Stride, Grouped>,
+                        depthwise_blocks<1, S, Stride, Grouped>>;
+
+template <bool Grouped>
+constexpr DepthwiseRowFunction any_depthwise_row =
+    depthwise_by_blocks<depthwise_any_blocks<kDepthwiseColumns, Grouped>,
+                        depthwise_any_blocks<7, Grouped>, depthwise_any_blocks<4, Grouped>,
+                        depthwise_any_blocks<1, Grouped>>;
 
 }  // namespace
 
 DepthwiseRowFunction depthwise_row_of(const Conv2dShape& p) {
-  if (has_table(p)) {
-    const bool by_ones = p.stride_w == 1;
-    if (p.s == 3) return by_ones ? depthwise_row<3, 1> : depthwise_row<3, 2>;
-    if (p.s == 5) return by_ones ? depthwise_row<5, 1> : depthwise_row<5, 2>;
-    return by_ones ? depthwise_row<7, 1> : depthwise_row<7, 2>;
+  const bool by_ones = p.stride_w == 1;
+  if (p.group_channels() > 1) {
+    if (!has_table(p) || p.s != 3) return any_depthwise_row<true>;
+    return by_ones ? depthwise_row<3, 1, true> : depthwise_row<3, 2, true>;
   }
-  return depthwise_by_blocks<depthwise_any_blocks<kDepthwiseColumns>, depthwise_any_blocks<7>,
-                             depthwise_any_blocks<4>, depthwise_any_blocks<1>>;
+  if (!has_table(p)) return any_depthwise_row<false>;
+  if (p.s == 3) return by_ones ? depthwise_row<3, 1> : depthwise_row<3, 2>;
+  if (p.s == 5) return by_ones ? depthwise_row<5, 1> : depthwise_row<5, 2>;
+  return by_ones ? depthwise_row<7, 1> : depthwise_row<7, 2>;
 }
 
 }  // namespace cnn_engine::cpu::CNN_ENGINE_ISA

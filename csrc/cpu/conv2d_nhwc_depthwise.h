@@ -1,5 +1,7 @@
 // conv2d_nhwc with one channel a group: filters on SIMD lanes. Where a group has several filters,
 // some rows of the image are first written out with each channel as often as it has filters.
+// Groups of a few channels and as many filters go the same way: lanes are exchanged within groups,
+// once for each channel of a group.
 //
 // Several outputs of a row are summed together in registers: an input is loaded once for all of
 // them that read it, and so are the weights of a row of kernel offsets. Rows of kernel offsets
@@ -31,6 +33,7 @@ struct DepthwiseRow {
   int channels, rows, columns,
       width;  // rows of kernel offsets inside; kernel offsets of a row; of the image
   int stride, dilation, pad;
+  int group;  // channels of a group
   Epilogue epilogue;
 };
 
@@ -74,20 +77,37 @@ struct DepthwiseSplit {
   }
 };
 
-inline std::int64_t depthwise_packed(const Conv2dShape& p) { return std::int64_t{p.r} * p.s * p.k; }
+inline std::int64_t depthwise_packed(const Conv2dShape& p) {
+  return std::int64_t{p.r} * p.group_channels() * p.s * p.k;
+}
 
-inline void depthwise_pack(const float* weight,  // [K, 1, R, S]
-                           float* packed,        // [R, S, K]
+inline void depthwise_pack(const float* weight,  // [K, C / groups, R, S]
+                           float* packed,        // [R, C / groups, S, K]
                            const Conv2dShape& p) {
-  const int area = p.r * p.s;
-  for (int t = 0; t < area; ++t) {
-    for (int k = 0; k < p.k; ++k) packed[std::int64_t{t} * p.k + k] = weight[k * area + t];
+  const int channels = p.group_channels(), area = p.r * p.s;
+  for (int r = 0; r < p.r; ++r) {
+    for (int c = 0; c < channels; ++c) {
+      for (int s = 0; s < p.s; ++s, packed += p.k) {
+        const float* from = weight + std::int64_t{c} * area + r * p.s + s;
+        for (int k = 0; k < p.k; ++k) packed[k] = from[std::int64_t{k} * channels * area];
+      }
+    }
   }
 }
 
 // Whether there is a kernel of so many columns, which reads the positions of a block from a table.
 inline bool has_table(const Conv2dShape& p) {
   return p.dilation_w == 1 && p.stride_w <= 2 && (p.s == 3 || p.s == 5 || p.s == 7);
+}
+
+// Whether groups of several channels and as many filters go this way: vectors hold whole ones, and
+// it is faster than their sums one after the other, which it is for more channels where a row of
+// kernel offsets is in registers and where a vector's lanes are exchanged by one instruction.
+inline bool has_lanes_of_groups(const Conv2dShape& p) {
+  const int group = p.group_channels(), most = has_table(p) && p.s == 3 ? kNarrow : kNarrow / 2;
+  const bool exchanged = kNarrow > 4;
+  return group == p.group_filters() && kNarrow % group == 0 && p.k >= kNarrow &&
+         group <= (exchanged ? most : most / 2);
 }
 
 constexpr std::int64_t in_lines(std::int64_t floats) { return (floats + 15) / 16 * 16; }
@@ -106,7 +126,8 @@ struct Spread {
   std::int64_t floats = 0;
 
   explicit Spread(const Conv2dShape& p) {
-    const bool bordered = !has_table(p) && p.dilation_w == 1 && p.r * p.s >= kBorderedKernelOffsets;
+    const bool bordered = !has_table(p) && p.dilation_w == 1 && p.group_channels() == 1 &&
+                          p.r * p.s >= kBorderedKernelOffsets;
     if (p.k == p.c && !bordered) return;
     if (bordered) {
       left = p.pad_left;
@@ -158,6 +179,7 @@ inline DepthwiseRow depthwise_rows(float* scratch, const Conv2dShape& p,
   d.stride = p.stride_w;
   d.dilation = p.dilation_w;
   d.pad = p.pad_left;
+  d.group = p.group_channels();
   d.epilogue = activation.epilogue(nullptr);
   return d;
 }
@@ -170,7 +192,7 @@ CNN_ENGINE_INLINE void depthwise_at(DepthwiseRow& d, const Conv2dShape& p, int i
   const int y_end = end_inside(top, p.r, p.dilation_h, p.h);
   d.rows = y_end > y ? (y_end - y + p.dilation_h - 1) / p.dilation_h : 0;
   d.input = rows + (y - first) * d.width * d.position;
-  d.weights = packed + std::int64_t{(y - top) / p.dilation_h} * p.s * p.k;
+  d.weights = packed + std::int64_t{(y - top) / p.dilation_h} * d.group * p.s * p.k;
 }
 
 // sums[c] = the sum of a row's positions [columns, pitch], in float32 of a few at a time.
@@ -232,7 +254,7 @@ inline void depthwise(const float* input, const float* packed, const float* bias
   const Spread spread(p);
   const std::int64_t tasks = std::int64_t{p.n} * split.bands * shares;
   const std::int64_t outputs = std::int64_t{p.n} * p.k * out_h * out_w;
-  const std::int64_t cost = outputs / tasks * (p.r * p.s + 4) / kNarrow;
+  const std::int64_t cost = outputs / tasks * (p.filter_size() + 4) / kNarrow;
   parallel_for(tasks, cost, threads, [&](std::int64_t begin, std::int64_t end) {
     const Scratch::Part part(scratch);
     const float** table = depthwise_table(part.data(), p);

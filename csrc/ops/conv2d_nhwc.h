@@ -11,7 +11,7 @@
 // Methods:
 //   direct     any kernel, stride, padding, dilation and groups
 //   planar     the same without groups, reading x as [N,C,H,W]: for a first layer of few channels
-//   depthwise  one channel a group, and one filter or more; no prologue
+//   depthwise  groups of one channel, or of as many filters as channels; no prologue
 //   winograd2, winograd4  3x3, stride 1, no dilation, one group: Winograd's convolution with output
 //              tiles of 2x2 or 4x4 (cpu/fused/cook_toom.h); directly where the values of an
 //              output's window, or the weights, are not for it (cpu/window_bound.h)

@@ -26,6 +26,9 @@ TILES_OF_4, TILES_OF_2, LANES, CHANNELS = 14, 4, 16, 32
 #: Outputs from which tiles of 4x4 are used where so large a part of them is outputs: 3 of 4.
 FULL_TILES_OF_4, FULL = 7, (3, 4)
 
+#: Channels of groups, and terms of a sum, up to which vectors hold several groups of as many filters.
+GROUP, GROUP_TERMS = 8, 160
+
 WINOGRAD = (_cpu.Conv2dMethod.winograd2, _cpu.Conv2dMethod.winograd4)
 
 
@@ -59,8 +62,10 @@ def method(node: Node, graph: Graph) -> Any:
     filters, channels, *kernel = graph.values[node.inputs[1]].shape
     if op.planar:
         return methods.planar
-    if op.groups > 1 and channels == 1 and not has_prologue(node):
-        return methods.depthwise
+    if op.groups > 1 and not has_prologue(node):
+        narrow = channels * op.groups == filters and channels <= GROUP
+        if channels == 1 or (narrow and channels * math.prod(kernel) <= GROUP_TERMS):
+            return methods.depthwise
     rows, columns = graph.values[node.outputs[0]].shape[1:3]
     plain = op.groups == 1 and op.stride == (1, 1) and op.dilation == (1, 1)
     if (
@@ -125,9 +130,11 @@ def _not_winograd(node: Node, graph: Graph) -> str | None:
 def _not_bfloat16(node: Node, graph: Graph) -> str | None:
     if node.op.compute_dtype != "bfloat16":
         return "expected operands that may be rounded to bfloat16"
-    if method(node, graph) != _cpu.Conv2dMethod.direct:
+    channels = graph.values[node.inputs[1]].shape[1]
+    how = method(node, graph)
+    if how in WINOGRAD or node.op.planar or (node.op.groups > 1 and channels == 1):
         return "expected a convolution that is computed directly"
-    if node.op.groups > 1 and graph.values[node.inputs[1]].shape[1] % 2:
+    if node.op.groups > 1 and channels % 2:
         return "expected groups of an even number of channels"
     return not_constant(node, graph)
 
