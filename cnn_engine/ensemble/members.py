@@ -118,6 +118,8 @@ def specs(
             given[key] = value
         if "network" in given and "model" in given:
             raise expected("--member", "network or model", "both")
+        if (named := given.get("network", "")).endswith(".onnx"):
+            raise InputError(f"--member: expected model={named} for a file, found network={named}")
         if "model" in given and given["weights"] == weights:
             given["weights"] = "default"  # those of the file
         name = (

@@ -168,6 +168,7 @@ def test_members_may_give_outputs_of_any_rank(tmp_path, capsys):
     assert (np.load(tmp_path / "o/ensemble.npy") == mean).all()
     for more, message in (
         (["--member", two], "--member: expected output=NAME beside model="),
+        (["--member", "network=a.onnx"], "--member: expected model=a.onnx for a file"),
         (
             ["--member", f"{two},output=mean", "--member", one],
             "--member: expected the same shape of outputs",
