@@ -49,7 +49,7 @@ def summary(found: Inspection) -> list[tuple[str, str]]:
 def text(found: Inspection) -> str:
     """Returns the report."""
     lines = [found.graph.name, ""]
-    lines += [f"  {label + ':':<24}{what}" for label, what in summary(found)]
+    lines += [f"  {label + ':':<23} {what}" for label, what in summary(found)]
     lines += ["", *_table(("operator", "nodes", "GFLOP"), [
         (kind, str(count), units.number(flops / 1e9)) for kind, count, flops in found.kinds()
     ])]  # fmt: skip

@@ -76,6 +76,12 @@ def test_facts():
     assert all(n.kernels[d] for n in found.nodes for d in inspection.DEVICES)
 
 
+def test_long_names_stay_apart_from_their_shapes():
+    name = "softmax_11.tmp_0"
+    proto = model([node("Relu", ["x"], [name])], [tensor("x", [1, 3])], [tensor(name, None)])
+    assert f"  output {name}: 1 x 3\n" in report.text(inspection.inspect(load(proto)))
+
+
 def test_what_the_cpu_runs_as_one_kernel_is_fused():
     """As the engine has it: a chain's first layers in one call, the others by kernels of their own."""
     b = graphs.Builder((1, 3, 8, 8))
