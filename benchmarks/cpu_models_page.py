@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -81,6 +82,7 @@ def markdown(document: Mapping[str, Any]) -> str:
             )
     if document["int8_cells"]:
         lines += table(document["int8_cells"])
+        lines += summary([found[0] for found in networks.values()])
     if document["layers"]:
         lines += ["", f"## Layers of {SHOWN}, batch 1, threads 1", ""]
         lines += ["| layer | kernel | us | GFLOP/s | of the peak |", "|---|---|--:|--:|--:|"]
@@ -97,6 +99,21 @@ def markdown(document: Mapping[str, Any]) -> str:
             memory_text(document),
         ]
     return "\n".join(lines) + "\n"
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns lines on our rows of one batch and number of threads: how many are ahead, and the lowest."""
+    ratios = {row["network"]: row["ratio"] for row in rows if row["ratio"] is not None}
+    if not ratios:
+        return []
+    lowest = min(ratios, key=ratios.__getitem__)
+    mean = math.exp(math.fsum(map(math.log, ratios.values())) / len(ratios))
+    ahead = sum(ratio > 1 for ratio in ratios.values())
+    return [
+        "",
+        f"Ahead in {ahead} of {len(ratios)}; ratios: geometric mean {mean:.2f}, lowest "
+        f"{ratios[lowest]:.2f} ({lowest}).",
+    ]
 
 
 def _ratio(ratio: float | None, target: float | None) -> str:

@@ -11,7 +11,7 @@ import onnx_models
 import pytest
 from onnx import helper
 
-from benchmarks import cpu_models, models
+from benchmarks import cpu_models, cpu_models_page, models, models_worker
 
 
 @pytest.fixture
@@ -94,6 +94,43 @@ def test_the_ratio_is_to_the_better_library_of_the_same_type():
     cpu_models.compare(rows)
     assert (rows[0].ratio, rows[0].best_peer) == (1.5, "OpenVINO")
     assert rows[0].error_ratio == pytest.approx(1.5)
+
+
+def test_a_page_sums_up_who_is_ahead():
+    ratios = {"a": 2.0, "b": 0.5, "c": 4.0, "left": None}
+    rows = [{"network": name, "ratio": ratio} for name, ratio in ratios.items()]
+    found = cpu_models_page.summary(rows)[-1]
+    assert found == "Ahead in 2 of 3; ratios: geometric mean 1.59, lowest 0.50 (b)."
+    assert cpu_models_page.summary(rows[-1:]) == []
+
+
+def test_exports_are_kept_and_a_failed_one_is_left_out(tmp_path, monkeypatch, capsys):
+    """The second run makes no export; of several networks, the one that fails is a line."""
+    made = []
+
+    def child(stage, task, *_):
+        made.append(task["spec"])
+        if "bad" in task["spec"]:
+            return {"reason": "make: exit 1: no such network"}
+        arrays = {models_worker.images_name(1): np.zeros((1, 3, 8, 8), np.float32)}
+        np.savez(
+            f"{task['folder']}/logits.npz", **arrays, **{models_worker.logits_name(1): [[0.0]]}
+        )
+        return {"exports": {"torchscript": {"files": {"1": "kept.onnx"}}}}
+
+    monkeypatch.setattr(models, "child", child)
+    options = ["--batch", "1", "--models", str(tmp_path / "kept"), "--export-only", "--networks"]
+    assert cpu_models.main([*options, "good,bad"]) == 1
+    assert cpu_models.main([*options, "good"]) == 0
+    assert [spec.rpartition(":")[2] for spec in made] == ["good", "bad"]
+    assert "left out: bad: make: exit 1" in capsys.readouterr().out
+    assert cpu_models.main(["--export-only", "--networks", "good"]) == 2
+
+
+def test_the_drawn_networks_are_known_by_name():
+    names = cpu_models.networks("strangers,x.onnx")
+    assert len(names) == len(set(names)) == 41
+    assert {models.spec_of(name).partition(":")[0] for name in names[:40]} == {"timm.models"}
 
 
 def test_a_network_that_cannot_be_exported_is_an_error(tmp_path, monkeypatch, capsys):
