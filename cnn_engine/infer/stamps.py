@@ -25,7 +25,7 @@ def stamp(kind: str, path: str) -> str:
 
 
 def unread(kind: str, path: str) -> str:
-    """Returns what :func:`without_digest` leaves of a file's stamp, of which nothing is read.
+    """Returns the sizes and times of a file's stamp, as :func:`without_digest` does, and reads no byte of it.
 
     Raises:
         OSError: it is not there.
@@ -38,7 +38,7 @@ def unread(kind: str, path: str) -> str:
 
 
 def without_digest(stamp: str) -> str:
-    """Returns a stamp with nothing of what the file holds: sizes and times."""
+    """Returns the sizes and times of a stamp, without the digest of the file's bytes."""
     words = stamp.split(" ")
     return " ".join("-" if at % 3 == 2 else word for at, word in enumerate(words))
 
