@@ -52,7 +52,9 @@ def cache_folder() -> Path:
     return platformdirs.user_cache_path("cnn_engine")
 
 
-def load(spec: str | os.PathLike[str] = "auto", images: int | None = None) -> Dataset:
+def load(
+    spec: str | os.PathLike[str] = "auto", images: int | None = None, training: bool = False
+) -> Dataset:
     """Loads images of CIFAR-10, or synthetic ones of its shape.
 
     Args:
@@ -60,6 +62,7 @@ def load(spec: str | os.PathLike[str] = "auto", images: int | None = None) -> Da
             note that says so), ``"synthetic"``, or a path as :func:`find_files` takes it, or a folder
             that has :data:`FOLDER` in it, as the download leaves it.
         images: how many images, from the first; None for all there are.
+        training: whether those of the test files are left out.
 
     Returns:
         images uint8 [N, 3, 32, 32]; labels uint8 [N], or None where the source has none.
@@ -75,18 +78,18 @@ def load(spec: str | os.PathLike[str] = "auto", images: int | None = None) -> Da
         return synthetic(images)
     if spec != "auto":
         spec = data_folder(spec, FOLDER)
-        return read(_all_files(spec), images, source=spec)
+        return read(_files(spec, training), images, source=spec)
     if path := environment_variables.get(DATA_VARIABLE):
         path = data_folder(path, FOLDER)
         try:
-            return read(_all_files(path), images, source=path)
+            return read(_files(path, training), images, source=path)
         except InputError as error:
             if str(error).startswith("images"):  # the number is at fault, not the variable
                 raise
             raise InputError(f"{DATA_VARIABLE}: {error}") from error
     cached = cache_folder() / FOLDER
     if os.path.isdir(cached):
-        return read(_all_files(cached), images, source=str(cached))
+        return read(_files(cached, training), images, source=str(cached))
     return synthetic(
         images,
         note=f"no CIFAR-10 files found, so the images are synthetic and have no labels; "
@@ -207,9 +210,12 @@ class _File(Protocol):
         """Fills ``pixels``, uint8 [N, 3, 32, 32], with the first N; returns labels uint8 [N]."""
 
 
-def _all_files(path: str | os.PathLike[str]) -> list[Path]:
-    training, test = find_files(path)
-    return training + test
+def _files(path: str | os.PathLike[str], training: bool) -> list[Path]:
+    first, test = find_files(path)
+    if training and not first:
+        wanted = "images to train on, such as data_batch_1.bin"
+        raise expected(os.fspath(path), wanted, "those of the test alone")
+    return first if training else first + test
 
 
 def _open(path: Path) -> _File:

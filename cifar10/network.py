@@ -5,6 +5,7 @@ It is the network of the ConvNetJS CIFAR-10 demo (https://cs.stanford.edu/people
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from cnn_engine.graph.network import Conv2d, Linear, MaxPool2d, Network, Relu, Softmax
@@ -38,4 +39,5 @@ WORKLOAD = Workload(
     default_weights=Path(__file__).with_name("weights.safetensors"),
     preprocess="resize=32,crop=32",
     classes=dataset.CLASSES,
+    load_training=partial(dataset.load, training=True),
 )

@@ -166,6 +166,7 @@ class Workload:
         preprocess: how :class:`~cnn_engine.Classifier` prepares photos, as ``--preprocess`` has it; None: not
             at all.
         classes: the name of each class, where they have names.
+        load_training: as ``load_data``, of the images to train on alone; None: all are.
     """
 
     network: Network | Model
@@ -174,6 +175,7 @@ class Workload:
     report_lines: Callable[[Result], list[str]] | None = None
     preprocess: str | None = None
     classes: Sequence[str] | None = None
+    load_training: Callable[[str, int | None], Dataset] | None = None
 
     @property
     def name(self) -> str:

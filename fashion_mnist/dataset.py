@@ -56,7 +56,9 @@ def cache_folder() -> Path:
     return platformdirs.user_cache_path("cnn_engine") / FOLDER
 
 
-def load(spec: str | os.PathLike[str] = "auto", images: int | None = None) -> Dataset:
+def load(
+    spec: str | os.PathLike[str] = "auto", images: int | None = None, training: bool = False
+) -> Dataset:
     """Loads images of Fashion-MNIST, or synthetic ones of the network's shape.
 
     Args:
@@ -64,6 +66,7 @@ def load(spec: str | os.PathLike[str] = "auto", images: int | None = None) -> Da
             note that says so), ``"synthetic"``, or a path as :func:`find_files` takes it, or a folder
             that has :data:`FOLDER` in it.
         images: how many images, from the first; None for all there are.
+        training: whether those of the test files are left out.
 
     Returns:
         images uint8 [N, 1, 48, 48]; labels uint8 [N], or None (with a note) where there are none.
@@ -79,11 +82,11 @@ def load(spec: str | os.PathLike[str] = "auto", images: int | None = None) -> Da
         return synthetic(images)
     if spec != "auto":
         spec = data_folder(spec, FOLDER)
-        return read(find_files(spec), images, source=spec)
+        return read(find_files(spec, training), images, source=spec)
     if path := environment_variables.get(DATA_VARIABLE):
         path = data_folder(path, FOLDER)
         try:
-            return read(find_files(path), images, source=path)
+            return read(find_files(path, training), images, source=path)
         except InputError as error:
             if str(error).startswith("images"):  # the number is at fault, not the variable
                 raise
@@ -92,7 +95,7 @@ def load(spec: str | os.PathLike[str] = "auto", images: int | None = None) -> Da
     what, verb = "no Fashion-MNIST files found", "fetches the real ones"
     if cached.is_dir():
         if not _unfinished(cached):
-            return read(find_files(cached), images, source=str(cached))
+            return read(find_files(cached, training), images, source=str(cached))
         what, verb = f"the download in {cached} is not complete", "resumes it"
     return synthetic(
         images,
@@ -121,12 +124,15 @@ def _names(folder: Path) -> list[str]:
         raise InputError(f"{folder}: cannot be read: {describe_os_error(error)}") from error
 
 
-def find_files(path: str | os.PathLike[str]) -> list[tuple[Path, Path | None]]:
+def find_files(
+    path: str | os.PathLike[str], training: bool = False
+) -> list[tuple[Path, Path | None]]:
     """Finds the files of images that ``path`` stands for, each with its file of labels.
 
     ``path`` is one file of images, or a folder with ``t10k-images-idx3-ubyte`` and perhaps
     ``train-images-idx3-ubyte``, with or without ``.gz`` (failing that, ``t10k-48-images-...``). Labels
     are beside the images, with ``labels-idx1`` in place of ``images-idx3``; None where there are none.
+    For training ``t10k-...`` are left out; one file is what is trained on.
 
     Raises:
         InputError: there is nothing at ``path``, or a folder with none of the files.
@@ -135,14 +141,16 @@ def find_files(path: str | os.PathLike[str]) -> list[tuple[Path, Path | None]]:
     if not stat.S_ISDIR(status(path).st_mode):
         return [(path, _labels_of(path))]
     for names in _SETS:
-        stems = [f"{name}-images-idx3-ubyte" for name in names]
+        parts = [name for name in names if not (training and name.startswith("t10k"))]
+        stems = [f"{name}-images-idx3-ubyte" for name in parts]
         found = [file for stem in stems if (file := _first_file(path, stem)) is not None]
         if found:
             return [(file, _labels_of(file)) for file in found]
     found = "none"
     if _under_way(_names(path)):
         found = f"a download that is not complete; `{DOWNLOAD_COMMAND} --output {path}` resumes it"
-    raise expected(str(path), "a folder with t10k-images-idx3-ubyte or train-... (or .gz)", found)
+    which = "train-images-idx3-ubyte" if training else "t10k-images-idx3-ubyte or train-..."
+    raise expected(str(path), f"a folder with {which} (or .gz)", found)
 
 
 def _first_file(folder: Path, stem: str) -> Path | None:

@@ -6,6 +6,8 @@ The course gives a trained model for MXNet (``ece408-0002.params``, with the lay
 
 from __future__ import annotations
 
+from functools import partial
+
 from cnn_engine.graph.network import Conv2d, Linear, MaxPool2d, Network, Softmax, Tanh
 from cnn_engine.measure.result import Result
 from cnn_engine.workload import Workload
@@ -47,5 +49,6 @@ def report_lines(result: Result) -> list[str]:
 
 
 WORKLOAD = Workload(
-    network=NETWORK, load_data=dataset.load, report_lines=report_lines, classes=dataset.CLASSES
-)
+    network=NETWORK, load_data=dataset.load, report_lines=report_lines, classes=dataset.CLASSES,
+    load_training=partial(dataset.load, training=True),
+)  # fmt: skip

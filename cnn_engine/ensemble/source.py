@@ -196,7 +196,7 @@ def source(
 
     Args:
         data: a ``.tar`` of JPEGs, or a folder that has ``<part>.tar``; a folder of images; ``jpeg:WxH`` for
-            synthetic JPEGs; anything else is read whole by the workload.
+            synthetic JPEGs; anything else is read by the workload: whole, or what is to be trained on.
         workload: whose network reads them.
         images: how many, from the first; None: all.
         preprocess: how images are resized and cropped; None: not, but synthetic JPEGs to the network's size.
@@ -222,7 +222,8 @@ def source(
     elif os.path.isdir(path) and _has_images(path):
         found = FolderSource(path, preprocess, shape)
     else:
-        arrays = workload.load_data(data, images)
+        training = workload.load_training if part == "train" else None
+        arrays = (training or workload.load_data)(data, images)
         if not isinstance(arrays.images, np.ndarray) or arrays.images.dtype != np.uint8:
             wanted = (
                 "images of pixels, which members share: files, uint8 arrays, or jpeg:WIDTHxHEIGHT"

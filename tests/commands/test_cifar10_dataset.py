@@ -16,6 +16,8 @@ from cnn_engine.workloads.cifar10 import dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cnn_engine import workload
+from cnn_engine.ensemble import source
 from cnn_engine.errors import InputError
 
 
@@ -89,6 +91,20 @@ def test_folder_is_read_in_numeric_order_test_last(tmp_path):
     training, test = dataset.find_files(tmp_path)
     assert [p.name for p in training] == ["data_batch_2.bin", "data_batch_10.bin"]
     assert [p.name for p in test] == ["test_batch.bin"]
+
+
+def test_members_train_on_training_images_alone(tmp_path):
+    """Through what an ensemble reads; others, as members that infer, get all images."""
+    for name, first in (("data_batch_1.bin", 4), ("test_batch.bin", 6)):
+        (tmp_path / name).write_bytes(records(2, first))
+    for part, labels in (("train", [4, 5]), ("test", [4, 5, 6, 7])):
+        found = source.source(str(tmp_path), workload.get("cifar10"), None, part=part)
+        assert found.labels.tolist() == labels
+    with pytest.raises(InputError, match="at most 2"):
+        source.source(str(tmp_path), workload.get("cifar10"), 3, part="train")
+    (tmp_path / "data_batch_1.bin").unlink()
+    with pytest.raises(InputError, match="expected images to train on"):
+        dataset.load(tmp_path, training=True)
 
 
 def test_only_what_is_asked_for_is_read(tmp_path):

@@ -320,6 +320,15 @@ def test_wrong_labels(tmp_path):
     assert len(dataset.load(tmp_path, 2)) == 2
 
 
+def test_training_leaves_the_test_images_out(tmp_path):
+    write(tmp_path)
+    with pytest.raises(InputError, match="expected a folder with train-images-idx3-ubyte"):
+        dataset.load(tmp_path, training=True)
+    write(tmp_path, labels=[5] * 5, prefix="train")
+    assert dataset.load(tmp_path).labels.tolist() == [0, 1, 2, 3, 4] + [5] * 5
+    assert dataset.load(tmp_path, training=True).labels.tolist() == [5] * 5
+
+
 def test_missing_files_special_files_and_counts(tmp_path):
     with pytest.raises(InputError, match="nowhere: expected a file or folder"):
         dataset.load(tmp_path / "nowhere")
