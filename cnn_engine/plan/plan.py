@@ -149,7 +149,7 @@ class Plan:
         waits: whether a pass is done when :meth:`run` returns.
         arena: memory that plans share which do not run at once, or None.
         devices: those on whose streams work is queued; the first is current while a pass runs.
-        calls: the steps' functions and arguments; empty: they are taken from the steps.
+        calls: the steps' functions and arguments; to be given where ``steps`` are made of them.
 
     ``bound`` are the addresses that were last bound.
     """
@@ -171,15 +171,14 @@ class Plan:
     calls: list[Bound] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
-        if not self.calls:
+        if not callable(self.__dict__["steps"]):
             self.calls = [(step.function, step.args) for step in self.steps]
         self.bound: tuple[int, ...] = ()
         self._device = self.devices[0] if self.devices else None
         slots: dict[str, list[tuple[list[Any], int, int]]] = {name: [] for name in self.slots}
         self._streams: list[tuple[list[Any], int]] = []
-        for args in {
-            id(args): args for _, args in self.calls
-        }.values():  # some are run several times
+        own = {id(args): args for _, args in self.calls}  # some are run several times
+        for args in own.values():
             if Slot not in map(type, args):
                 continue
             for index, argument in enumerate(args):
