@@ -110,7 +110,7 @@ def test_modes_have_files_of_their_own(tmp_path):
     for mode in subjects.MODES.values():
         folder = write_raw(tmp_path, two_pieces, [3], mode=mode)
     names = {path.name for path in (folder / "3").iterdir()}
-    assert len(names) == len(subjects.MODES) == 12
+    assert len(names) == len(subjects.MODES) == 20
     assert {"data_transfer_time.txt", "data_transfer_time_d2h_pinned.txt"} <= names
     assert "data_transfer_time_h2d_pageable_float32.txt" in names
     assert list(RawNetwork(folder).points()) == list(subjects.MODES.values())
