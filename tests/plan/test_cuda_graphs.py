@@ -44,6 +44,7 @@ class Streams(fake_cuda.FakeCuda):
     def on(self, stream: int, apart: bool = False) -> Streams:
         other = Streams(self.tensor_cores)
         other.__dict__.update(self.__dict__)
+        other._left = np.empty(0, np.uint8)  # what it allocates is its own
         other.stream_handle, other.apart = stream, apart
         return other
 
