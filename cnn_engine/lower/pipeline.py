@@ -462,6 +462,9 @@ PIPELINE: tuple[Pass | Repeated, ...] = (
     ),
     # Last, of what no other kernel took up.
     _pass(
+        passes.fold_constants, "what passes made of constants is computed while loading", _images("cpu")
+    ),
+    _pass(
         passes.fuse_pointwise, "functions in a row read and write memory once",
         lambda setting: _layers(setting) and setting.on_cpu,
     ),
