@@ -5,8 +5,8 @@
 
 #include <type_traits>
 
+#include "cpu/binary_walk.h"
 #include "cpu/blocks.h"
-#include "cpu/strided.h"
 
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
@@ -109,13 +109,7 @@ BinaryBlock binary_block(BinaryFunction function) {
 
 void binary(const float* x, const float* y, float* out, const BinaryShape& shape,
             BinaryFunction function, int threads) {
-  std::int64_t strides[3][kMaxDims];
-  for (int d = 0; d < kMaxDims; ++d) {
-    strides[0][d] = shape.out_strides[d];
-    strides[1][d] = shape.x_strides[d];
-    strides[2][d] = shape.y_strides[d];
-  }
-  const Strided<3> walk = collapse<3>(shape.dims, strides);
+  const Strided<3> walk = walk_of(shape);
   if (walk.size == 0) return;
   const int last = walk.rank - 1;
   const std::int64_t out_step = walk.rank ? walk.strides[0][last] : 1;

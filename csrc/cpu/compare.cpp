@@ -4,7 +4,7 @@
 
 #include <stdexcept>
 
-#include "cpu/strided.h"
+#include "cpu/binary_walk.h"
 
 namespace cnn_engine::cpu::CNN_ENGINE_ISA {
 namespace {
@@ -52,13 +52,7 @@ void compare_run(const T* x, std::int64_t x_step, const T* y, std::int64_t y_ste
 template <typename Function, typename T>
 void compare_all(const void* x, const void* y, std::uint8_t* out, const BinaryShape& shape,
                  int threads) {
-  std::int64_t strides[3][kMaxDims];
-  for (int d = 0; d < kMaxDims; ++d) {
-    strides[0][d] = shape.out_strides[d];
-    strides[1][d] = shape.x_strides[d];
-    strides[2][d] = shape.y_strides[d];
-  }
-  const Strided<3> walk = collapse<3>(shape.dims, strides);
+  const Strided<3> walk = walk_of(shape);
   if (walk.size == 0) return;
   std::int64_t step[3] = {1, 0, 0};
   for (int k = 0; k < 3 && walk.rank; ++k) step[k] = walk.strides[k][walk.rank - 1];

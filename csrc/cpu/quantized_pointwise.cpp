@@ -1,10 +1,10 @@
 // Arithmetic of tensors of 8-bit integers on the CPU; see the contract.
 #include "ops/quantized_pointwise.h"
 
+#include "cpu/binary_walk.h"
 #include "cpu/byte_table.h"
 #include "cpu/channels.h"
 #include "cpu/requantize.h"
-#include "cpu/strided.h"
 #include "ops/window.h"
 #include "runtime/parallel.h"
 
@@ -61,13 +61,7 @@ CNN_ENGINE_INLINE Vec<W> steps_of(const std::uint8_t* q, const Steps& steps) {
 template <typename Value>
 void combine(const void* a, const void* b, void* y, const BinaryShape& shape, const Steps& given,
              int threads, const Value& value) {
-  std::int64_t strides[3][kMaxDims];
-  for (int d = 0; d < kMaxDims; ++d) {
-    strides[0][d] = shape.out_strides[d];
-    strides[1][d] = shape.x_strides[d];
-    strides[2][d] = shape.y_strides[d];
-  }
-  const Strided<3> walk = collapse<3>(shape.dims, strides);
+  const Strided<3> walk = walk_of(shape);
   if (walk.size == 0) return;
   const Steps steps = given;
   const int last = walk.rank - 1;
