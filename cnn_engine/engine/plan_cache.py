@@ -190,9 +190,8 @@ class PlanPool:
         self._shelves: dict[Hashable, Shelf] = {}
         self._arenas: list[Arena] = []
         self._dropped: dict[Hashable, None] = {}  # sizes that were cleared away, the last ones
-        self._came_back: deque[bool] = deque(
-            maxlen=LOOKED_BACK
-        )  # of each plan: was its size among them
+        # Of each plan that was built: was its size among them?
+        self._came_back: deque[bool] = deque(maxlen=LOOKED_BACK)
         self.building = ForkSafeLock()
 
     @property
